@@ -1,0 +1,1 @@
+"""Pallas TPU kernels under test: dense ragged paged MLA and sparse MLA."""
