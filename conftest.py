@@ -1,0 +1,37 @@
+"""pytest's side of the harness: options, seeds and settings of each item, and the report of a failure."""
+
+import os
+
+import pytest
+
+TIME_LIMIT = 60.0
+"""Seconds a call of a kernel may take, compile included, before it counts as a hang."""
+
+DEFAULT_BACKENDS = ("interpret", "tpu-interpret", "compile")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options that `python -m ci gate` passes on."""
+    group = parser.getgroup("ragged-oracle")
+    group.addoption("--kernel", action="append", default=[], help="only this kernel: dense_mla or sparse_mla")
+    group.addoption("--subject", action="append", default=[], metavar="KERNEL=MODULE",
+                    help="check MODULE (dotted name or .py file) instead of our kernel")  # fmt: skip
+    group.addoption("--backend", action="append", default=[], help="interpret, tpu-interpret, compile or tpu")
+    group.addoption("--examples", type=int, default=20, help="cases a config and property (default 20)")
+    group.addoption("--seed", type=int, default=0, help="seed of every draw (default 0)")
+    group.addoption("--replay", metavar="JSON", help="hold this one record instead of the regression corpus")
+    group.addoption("--no-shrink", action="store_true", help="report the first failing case as it was found")
+    group.addoption("--time-limit", type=float, default=TIME_LIMIT, help="seconds a call may take before it is a hang")
+    group.addoption("--flight", help="folder for the cases in flight (default: a new temporary one)")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Check the options and load the subjects, before anything is collected."""
+    config.addinivalue_line("markers", "differential: a property, held against kernel, backend and oracle")
+    backends = config.option.backend = config.option.backend or list(DEFAULT_BACKENDS)
+    if "tpu" not in backends:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # or JAX looks for a TPU as soon as libtpu is installed
+    from properties import plugin
+
+    config.pluginmanager.register(plugin.Differential(config), "differential")

@@ -1,0 +1,1 @@
+"""Cases, strategies, backends, subjects and verdicts; the `test_*.py` files hold the properties themselves."""

@@ -1,0 +1,42 @@
+"""The case in flight: on disk before the kernel runs, so that one that kills or hangs its process is still known."""
+
+import faulthandler
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from properties.case import Record
+
+
+class Flight:
+    """One worker process's running case, under a time limit.
+
+    The watchdog is faulthandler's own thread, which needs no GIL: it ends the process even when native code never
+    returns.
+    """
+
+    def __init__(self, folder: Path, worker: str, limit: float) -> None:
+        """Write to `folder`/`worker`.json; `limit` is in seconds."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._case = folder / f"{worker}.json"
+        self._stacks = (folder / f"{worker}.stacks").open("w")
+        self._limit = limit
+
+    @contextmanager
+    def carrying(self, record: Record, subject: str | None) -> Iterator[None]:
+        """Around one call of the kernel."""
+        self._case.write_text(f"{subject or ''}\n{record.to_json()}")
+        faulthandler.dump_traceback_later(self._limit, exit=True, file=self._stacks)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
+def wreck(folder: Path, worker: str) -> tuple[str, str | None, str] | None:
+    """What a dead worker left: its case's JSON, its subject (None is ours), and "hang" or "crash"."""
+    case, stacks = folder / f"{worker}.json", folder / f"{worker}.stacks"
+    if not case.exists():
+        return None
+    subject, _, text = case.read_text().partition("\n")
+    return text, subject or None, "hang" if stacks.exists() and stacks.stat().st_size else "crash"

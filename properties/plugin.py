@@ -1,0 +1,161 @@
+"""pytest hooks of the differential properties: their items, seeds, results, and the report of a failure."""
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis.database import DirectoryBasedExampleDatabase
+
+from properties import aot, backends, determinism, findings, flight, session, subjects
+from properties.case import Record
+from properties.families import CASES
+from properties.stations import Property, Station, replays
+
+RESULT, FINDING = "ragged_oracle.result", "ragged_oracle.finding"
+"""Names of the user properties in which a report carries a station's counts and its failure (JUnit XML shows them)."""
+
+
+class Differential:
+    """The hooks, for one pytest process: the controller of xdist or one of its workers."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        """Check what the user asked for.
+
+        Raises:
+            pytest.UsageError: unknown kernel, backend or subject, or one that this machine can't offer.
+        """
+        self.options = config.option
+        try:
+            self.subjects = _load_subjects(config.option.kernel, config.option.subject)
+            self.backends = {name: _offer(name) for name in config.option.backend}
+        except (subjects.SubjectError, backends.BackendError) as error:
+            raise pytest.UsageError(str(error)) from None
+        worker = getattr(config, "workerinput", {}).get("workerid", "main")
+        if config.option.flight is None:
+            config.option.flight = tempfile.mkdtemp(prefix="ragged-oracle-")  # xdist hands it to the workers
+        self.flight_folder = Path(config.option.flight)
+        airborne = flight.Flight(self.flight_folder, worker, config.option.time_limit)
+        self.session = session.Session(self.subjects, self.backends, airborne)
+        self.database = DirectoryBasedExampleDatabase(config.rootpath / ".hypothesis" / "examples")
+        session.begin(self.session)
+        determinism.pin_hypothesis()
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """One item for each station of a property, or of a record to replay, on the chosen backends."""
+        prop: Property | None = getattr(metafunc.function, "property", None)
+        if prop:
+            stations = [s for name in self.backends for s in prop.stations(name)]
+        elif "station" in metafunc.fixturenames:
+            stations = [s for record in self.records() for s in replays(record, self.backends)]
+        else:
+            return
+        group = pytest.mark.xdist_group
+        stations = [station for station in stations if station.property.kernel in self.subjects]
+        params = [pytest.param(station, id=str(station), marks=group(str(station))) for station in stations]
+        metafunc.parametrize("station", params)
+
+    def records(self) -> list[Record]:
+        """What to replay: the record of --replay, else the regression corpus on the chosen backends."""
+        if self.options.replay:
+            return [Record.from_json(self.options.replay, CASES)]
+        corpus = sorted((Path(__file__).parent / "corpus").glob("*.json"))
+        records = [Record.from_json(path.read_text(), CASES) for path in corpus]
+        return [record for record in records if record.backend is None or record.backend in self.backends]
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Give the item its seed and a fresh count; skip it, visibly, when the subject lacks what it needs."""
+        station = _station(item)
+        if station is None:
+            return
+        missing = [
+            name for name in station.property.needs if name not in self.subjects[station.property.kernel].provided
+        ]
+        if missing:
+            pytest.skip(f"not provided: {', '.join(missing)}")
+        self.session.tally = type(self.session.tally)()
+        if station.case is None and hasattr(item.obj, "hypothesis"):
+            key = f"{self.options.seed}:{station.property.family}:{station.property.name}:{station}"
+            examples = max(1, round(self.options.examples * station.share))
+            determinism.configure(item.obj, key, examples, self.database, not self.options.no_shrink)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo) -> Iterator[pytest.TestReport]:
+        """Attach counts and finding to the report, and let a finding speak for itself."""
+        report = yield
+        station = _station(item)
+        if station is None or report.when == "teardown" or (report.when == "setup" and report.passed):
+            return report
+        report.user_properties.append((RESULT, self._result(station, report)))
+        discrepancy = _discrepancy(call.excinfo.value) if call.excinfo else None
+        if discrepancy:
+            report.user_properties.append((FINDING, dataclasses.asdict(discrepancy.finding)))
+            report.longrepr = str(discrepancy.finding)
+        return report
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
+        """A worker died: its case in flight is the finding."""
+        left = flight.wreck(self.flight_folder, report.node.gateway.id)
+        if left is None:
+            return
+        text, subject, kind = left
+        record = Record.from_json(text, CASES)
+        took = f"took longer than {self.options.time_limit:g} s" if kind == "hang" else "killed its process"
+        found = findings.finding(record, subject, kind, f"the call {took}")
+        report.user_properties = [(FINDING, dataclasses.asdict(found))]
+        report.longrepr = str(found)
+
+    def _result(self, station: Station, report: pytest.TestReport) -> dict:
+        tally = self.session.tally
+        return {
+            "kernel": station.property.kernel,
+            "subject": self.subjects[station.property.kernel].name,
+            "backend": station.backend,
+            "property": station.property.name,
+            "config": str(station.config),
+            "cases": tally.cases,
+            "unsupported": tally.unsupported,
+            "not_provided": report.skipped,
+            "seconds": report.duration,
+            "parts": dict(tally.seconds),
+            "worst_ratio": tally.worst_ratio,
+        }
+
+
+def _station(item: pytest.Item) -> Station | None:
+    return getattr(item, "callspec", None) and item.callspec.params.get("station")
+
+
+def _discrepancy(error: BaseException) -> findings.Discrepancy | None:
+    """The discrepancy that `error` is, or that Hypothesis wrapped when a failure did not repeat."""
+    if isinstance(error, findings.Discrepancy):
+        return error
+    inner = [*getattr(error, "exceptions", ()), *filter(None, (error.__cause__, error.__context__))]
+    return next((found for found in map(_discrepancy, inner) if found), None)
+
+
+def _offer(name: str) -> backends.Backend | None:
+    if name == aot.BACKEND:
+        aot.require_libtpu()
+        return None
+    if name not in backends.RUNNERS:
+        known = ", ".join([*backends.RUNNERS, aot.BACKEND])
+        raise backends.BackendError(f"unknown backend {name!r}: wanted one of {known}")
+    return backends.RUNNERS[name]()
+
+
+def _load_subjects(kernels: list[str], replaced: list[str]) -> dict[str, subjects.Subject]:
+    """The subject of every kernel to check: those named, else those of `replaced` (KERNEL=MODULE), else all of ours."""
+    modules: dict[str, str] = {}
+    for text in replaced:
+        kernel, _, module = text.partition("=")
+        if not module:
+            raise subjects.SubjectError(f"--subject: found {text!r}, wanted KERNEL=MODULE")
+        modules[kernel] = module
+    chosen = kernels or list(modules) or sorted({case.kernel for case in CASES.values()})
+    left_out = sorted(set(modules) - set(chosen))
+    if left_out:
+        raise subjects.SubjectError(f"--subject {left_out[0]}=...: --kernel leaves {left_out[0]} out")
+    return {kernel: subjects.load(kernel, modules.get(kernel)) for kernel in chosen}

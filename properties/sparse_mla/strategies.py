@@ -1,0 +1,186 @@
+"""Strategies that draw sparse MLA cases, biased to the edges where such kernels break, and the menu of configs."""
+
+import functools
+import itertools
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from properties.menus import Row, pairwise
+from properties.sparse_mla.case import SparseCase, SparseConfig
+from properties.values import POISONS, RECIPES, Values
+
+OPTIONS: dict[str, Sequence] = {
+    "source": ("flat", "paged", "ragged"),
+    "dtype": ("bf16", "f32"),
+    "heads": (1, 3, 8, 16),
+    "kv_lora_rank": (32, 96, 128),
+    "rope": (8, 32),
+    "batch": (1, 2),
+    "queries": (1, 3, 4),
+    "topk": (1, 5, 8, 12),
+    "read_block": (1, 4, 8, 16),
+    "block_units": (1, 2, 4, 8),
+    "page_size": (8, 16, 32),
+    "extra_tokens": (-1, 0, 1),
+    "sm_scale": (0.11, 0.043),
+}
+"""Full product of the static options; `extra_tokens` sets the length off a multiple of page and unit."""
+
+BASE_TOKENS = 64
+"""A multiple of every page size and unit of OPTIONS."""
+
+LARGEST = 2**31 - 1
+
+
+def valid(row: Row) -> bool:
+    """Whether the contract allows these options together."""
+    whole_units = row["source"] == "flat" or row["page_size"] % row["read_block"] == 0
+    return whole_units and not (row["source"] == "ragged" and row["batch"] != 1)
+
+
+def build(row: Row) -> SparseConfig:
+    """The config of one valid row of OPTIONS."""
+    row = dict(row)
+    tokens = BASE_TOKENS + row.pop("extra_tokens")
+    flat, ragged = row["source"] == "flat", row["source"] == "ragged"
+    page_size = 0 if flat else row["page_size"]
+    pages = 0 if flat else -(-tokens // page_size)
+    requests = 3 if ragged else 0
+    row["page_size"] = page_size
+    return SparseConfig(
+        **row, tokens=tokens, pool=(requests or row["batch"]) * pages + (not flat) * 2, requests=requests
+    )
+
+
+MENU: tuple[SparseConfig, ...] = tuple(build(row) for row in pairwise(OPTIONS, valid))
+
+
+def configs() -> st.SearchStrategy[SparseConfig]:
+    """Any config of the full product of OPTIONS."""
+    row = st.fixed_dictionaries({name: st.sampled_from(values) for name, values in OPTIONS.items()})
+    return row.filter(valid).map(build)
+
+
+@st.composite
+def cases(draw: st.DrawFn, config: SparseConfig) -> SparseCase:
+    """A case of `config`: everything that may vary without a new compile.
+
+    Structure is drawn as bytes, one draw for each field, and decoded: a draw an element costs more than the kernel.
+    Zero bytes decode to the simplest structure (padding, pages in order), so shrinking works on the fields themselves.
+    """
+    rows, ragged = config.batch * config.queries, config.source == "ragged"
+    seq_lens = tuple(_length(config, code) for code in draw(_codes(config.requests)))
+    q_seq_id = tuple(sorted(code % config.requests for code in draw(_codes(rows)))) if ragged else ()
+    lengths = [seq_lens[r] for r in q_seq_id] if ragged else [config.tokens] * rows
+    positions = tuple(_position(config, *row) for row in zip(lengths, draw(_codes(rows)), strict=True))
+    codes = draw(_codes(rows * config.topk))
+    listed = (codes[i : i + config.topk] for i in range(0, len(codes), config.topk))
+    units = tuple(_units(config, *row) for row in zip(lengths, positions, listed, draw(_codes(rows)), strict=True))
+    pages = _pages(config, seq_lens, draw(_codes(config.pool)), draw(_codes(1))[0])
+    return SparseCase(config, units, positions, pages, q_seq_id, seq_lens, draw(values()))
+
+
+@functools.cache
+def values() -> st.SearchStrategy[Values]:
+    """A recipe, its seed and a poison."""
+    return st.builds(
+        Values, mode=st.sampled_from(tuple(RECIPES)), seed=st.integers(0, 2**32 - 1), poison=st.sampled_from(POISONS)
+    )
+
+
+@functools.cache
+def _codes(count: int) -> st.SearchStrategy[bytes]:
+    return st.binary(min_size=count, max_size=count)
+
+
+def around(*edges: int, low: int, high: int) -> list[int]:
+    """Each edge and its two neighbours, inside [low, high], ascending."""
+    return sorted({n for edge in edges for n in (edge - 1, edge, edge + 1) if low <= n <= high})
+
+
+def pick(edges: Sequence[int], others: Sequence[int], code: int) -> int:
+    """The value that a byte stands for: an edge for the lower 96 codes, any of `others` for the rest."""
+    return edges[code % len(edges)] if code < 96 or not others else others[(code - 96) % len(others)]
+
+
+def _length(config: SparseConfig, code: int) -> int:
+    """A request's kv length: an edge of unit, page or capacity, empty among them, or anything."""
+    edges = around(0, config.read_block, config.page_size, config.tokens, low=0, high=config.tokens)
+    return pick(edges, range(config.tokens + 1), code)
+
+
+def _position(config: SparseConfig, length: int, code: int) -> int:
+    """A query's position: an edge of sequence, unit or page, at times past the end, or anywhere."""
+    edges = around(length - 1, config.read_block, config.page_size, low=0, high=length)
+    return pick(edges or [0], range(length), code)
+
+
+def _units(config: SparseConfig, length: int, position: int, codes: bytes, padding: int) -> tuple[int, ...]:
+    """K unit ids: padding, the causal edge, the last unit, ids past every length, and real units (duplicates too)."""
+    count, edge = -(-length // config.read_block), position // config.read_block
+    special = (-1, 0, edge, edge + 1, count - 1, count, LARGEST, LARGEST // config.read_block, -(2**31))
+    units = [pick(special, range(count), code) for code in codes]
+    where, pads = padding % 4, padding // 4 % (len(codes) + 1)
+    if where == 1:  # padding leads
+        units[:pads] = [-1] * pads
+    elif where == 2:  # padding trails
+        units[len(units) - pads :] = [-1] * pads
+    elif where == 3 and count:  # no padding at all
+        units = [unit if 0 <= unit < count else code % count for unit, code in zip(units, codes, strict=True)]
+    return tuple(units)
+
+
+def _pages(config: SparseConfig, seq_lens: tuple[int, ...], order: bytes, shared: int) -> tuple[int, ...]:
+    """Physical pages of every sequence, sorted by `order`; in a quarter of cases all share a prefix of the first."""
+    if config.source == "flat":
+        return ()
+    lengths = seq_lens or (config.tokens,) * config.batch
+    free = sorted(range(config.pool), key=order.__getitem__)
+    ends = list(itertools.accumulate(-(-length // config.page_size) for length in lengths))
+    own = [free[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    prefix = own[0][: max(0, shared - 192)]
+    for pages in own:
+        pages[: len(prefix)] = prefix[: len(pages)]
+    return tuple(itertools.chain.from_iterable(own))
+
+
+def blank(config: SparseConfig) -> SparseCase:
+    """The simplest case of `config`: nothing but padding."""
+    rows, ragged = config.batch * config.queries, config.source == "ragged"
+    seq_lens = (0,) * config.requests
+    pages = _pages(config, seq_lens, bytes(config.pool), 0)
+    q_seq_id = (0,) * rows if ragged else ()
+    units = ((-1,) * config.topk,) * rows
+    return SparseCase(config, units, (0,) * rows, pages, q_seq_id, seq_lens, Values("normal", 0, "nan"))
+
+
+def _serving(source: str, dtype: str, heads: int, read_block: int) -> SparseConfig:
+    """A config of DeepSeek-V3.2's sizes under tensor parallelism (16 heads) or without (128)."""
+    flat, ragged = source == "flat", source == "ragged"
+    topk, block_units, tokens = (2048, 128, 8192) if read_block == 1 else (2048 // read_block, 1024 // read_block, 8192)
+    page_size = 0 if flat else max(64, read_block)
+    return SparseConfig(
+        source=source,
+        dtype=dtype,
+        heads=heads,
+        kv_lora_rank=512,
+        rope=64,
+        batch=1,
+        queries=8,
+        topk=topk,
+        read_block=read_block,
+        block_units=block_units,
+        tokens=tokens,
+        page_size=page_size,
+        pool=0 if flat else 4 * tokens // page_size,
+        requests=4 if ragged else 0,
+        sm_scale=192**-0.5,
+    )
+
+
+SERVING_MENU: tuple[SparseConfig, ...] = (
+    *(_serving(s, d, h, 1) for s in ("flat", "paged", "ragged") for d in ("bf16", "f32") for h in (16, 128)),
+    *(_serving(s, "bf16", h, 128) for s in ("flat", "paged", "ragged") for h in (16, 128)),
+    _serving("paged", "bf16", 16, 64),
+)

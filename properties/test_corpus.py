@@ -1,0 +1,13 @@
+"""Cases that failed once, replayed by every gate before anything is drawn."""
+
+import pytest
+
+import properties.test_sparse_mla  # noqa: F401  fills the table of properties
+from properties import session
+from properties.stations import Station
+
+
+@pytest.mark.differential
+def test_replayed_case(station: Station) -> None:
+    """A recorded case passes now."""
+    session.current().hold(station.property, station.case, station.backend)
