@@ -36,9 +36,12 @@ class Violation(Exception):
     """The kernel did what a TPU would not forgive. `kind` says which sort, `message` what and where."""
 
     def __init__(self, kind: Kind, message: str) -> None:
-        super().__init__(f"{kind}: {message}")
+        super().__init__(kind, message)  # both, so that it survives pickling between processes
         self.kind: Kind = kind
         self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}"
 
 
 class Watch:
@@ -84,8 +87,13 @@ def _start_kernel(watch: Watch, original: Callable) -> Callable:
         original(self, *args, **{**kwargs, "dma_execution_mode": watch.dma})
         watch.histories.clear()
         if self.num_cores != 1:
-            watch.inability = NotImplementedError(f"{self.num_cores} cores: strict runs simulate one")
-            raise watch.inability
+            refuse(f"{self.num_cores} cores: strict runs simulate one")
+        if not self.detect_races or kwargs["vector_clock_size"] != CLOCK_SIZE or self.uninitialized_memory != "nan":
+            refuse("the kernel was traced under other interpreter parameters than strict_interpret.params()")
+
+    def refuse(why: str) -> None:
+        watch.inability = NotImplementedError(why)
+        raise watch.inability
 
     return init
 
@@ -117,7 +125,7 @@ def _check_access(watch: Watch, original: Callable) -> Callable:
         clock, key, indices = args[-3:]
         clock = getattr(clock, "clock", clock)  # 0.12 wraps the array
         position = _clock_position(actor[0] if isinstance(actor, tuple) else actor)
-        access = Access(position, clock[position], to_box(indices), source_info)
+        access = Access(position, int(clock[position]), to_box(indices), source_info)
         racing = record(watch.histories[key], access, clock)
         if racing is not None:
             by = "a copy" if position else "the kernel"
@@ -244,7 +252,7 @@ HOOKS: list[tuple[Any, str, tuple[str, ...], Callable[[Watch, Callable], Callabl
     (RaceDetectionState, "check_read", ("clock", "buffer_key", "rnge", "source_info"), _check_access),
     (RaceDetectionState, "check_write", ("clock", "buffer_key", "rnge", "source_info"), _check_access),
     (shared_memory.Semaphore, "wait", ("self", "value", "global_core_id", "has_tasks", "logging_info"), _wait),
-    (shared_memory.SharedMemory, "__init__", ("self", "dma_execution_mode"), _start_kernel),
+    (shared_memory.SharedMemory, "__init__", ("self", "dma_execution_mode", "vector_clock_size"), _start_kernel),
     (shared_memory.SharedMemory, "set_failed", ("self", "exception"), _set_failed),
     (shared_memory.SharedMemory, "get_random_virtual_device_id", ("self",), _copy_position),
     (shared_memory.SharedMemory, "get_buffer_content", ("self", "key", "rnge", "logging_info"), _touch),

@@ -53,24 +53,24 @@ def run_strict(call: Callable[[], T], *, dma: DmaMode) -> T:
     starts clean.
     """
     watch = Watch(dma)
-    try:
-        with installed(watch):
+    with installed(watch):
+        try:
             result = jax.block_until_ready(call())
             jax.effects_barrier()
             return result
-    except BaseException as error:
-        _reset()
-        _raise_as_seen(watch, error)
-        raise
+        except BaseException as error:
+            _reset()
+            _raise_as_seen(watch, error)
+            raise
 
 
 def _raise_as_seen(watch: Watch, error: BaseException) -> None:
     """Raise what the hooks saw behind `error`, if anything: XLA passes on no more than the text of an exception."""
     if watch.violation is not None:
         raise watch.violation from None
+    if watch.inability is None and type(watch.failure) is RuntimeError:  # a block of the output is visited twice
+        raise Violation("crash", str(watch.failure)) from watch.failure
     cause = watch.inability or watch.failure
-    if isinstance(cause, RuntimeError):  # the interpreter's way to refuse a block of the output that is visited twice
-        raise Violation("crash", str(cause)) from cause
     if cause is not None:
         raise Unsupported(f"{type(cause).__name__}: {cause}") from cause
     if isinstance(error, NotImplementedError):  # an operation of the kernel that does not lower for a CPU

@@ -1,5 +1,6 @@
 """Tiny kernels, each with one fault that only a strict run of the TPU interpreter sees, with late and eager copies."""
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ X = jnp.arange(4 * 8 * 128, dtype=jnp.float32).reshape(4, *TILE)
 
 
 def build(kernel: Callable, num_buffers: int = 2, **kwargs: Any) -> Callable:
-    """A jitted kernel of refs i int32 [1] (SMEM), x f32 [4, 8, 128] (HBM), out f32 [8, 128], buf [n, 8, 128], sem [n]"""
+    """Jitted kernel of refs i int32 [1] (SMEM), x f32 [4, 8, 128] (HBM), out f32 [8, 128], buf [n, 8, 128], sem [n]."""
     call = pl.pallas_call(
         kernel,
         out_shape=jax.ShapeDtypeStruct(TILE, jnp.float32),
@@ -343,6 +344,53 @@ def test_what_the_interpreter_cannot_do_is_unsupported(in_the_body: bool) -> Non
     with pytest.raises(Unsupported):
         run(kernel, "on_wait")
     np.testing.assert_array_equal(run(ring, "on_wait"), X.sum(0))
+
+
+def test_kernel_traced_under_lax_parameters_is_refused() -> None:
+    @jax.jit
+    def call(x: jax.Array) -> jax.Array:
+        return pl.pallas_call(pltpu.sync_copy, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams()), pytest.raises(Unsupported, match="other interpreter"):
+        run_strict(lambda: call(X[0]), dma="on_wait")
+
+
+def test_output_block_visited_twice_is_a_crash() -> None:
+    def double(x: Any, out: Any) -> None:
+        out[...] = x[...] * 2
+
+    back_and_forth = pl.BlockSpec(TILE, lambda step: (step % 2, 0))
+    shape = jax.ShapeDtypeStruct((16, 128), jnp.float32)
+    specs = {"in_specs": [back_and_forth], "out_specs": back_and_forth}
+    call = jax.jit(pl.pallas_call(double, grid=(3,), out_shape=shape, interpret=params(), **specs))
+    with pytest.raises(Violation, match="crash: Revisited block"):
+        run_strict(lambda: call(X.reshape(32, 128)[:16]), dma="on_wait")
+
+
+def test_seed_shuffles_the_parallel_grid() -> None:
+    def number_the_steps(out: Any, count: Any) -> None:
+        count[0] = jnp.where(count[0] < 8, count[0], -1) + 1  # fresh SMEM holds the largest integer
+        out[...] = jnp.full(TILE, count[0], jnp.int32)
+
+    def order(seed: int) -> list[int]:
+        call = pl.pallas_call(
+            number_the_steps,
+            grid=(8,),
+            out_shape=jax.ShapeDtypeStruct((64, 128), jnp.int32),
+            out_specs=pl.BlockSpec(TILE, lambda step: (step, 0)),
+            scratch_shapes=[pltpu.SMEM((1,), jnp.int32)],
+            compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+            interpret=params(seed),
+        )
+        return np.asarray(run_strict(jax.jit(call), dma="on_wait"))[::8, 0].tolist()
+
+    assert order(0) != order(1)
+    assert sorted(order(0)) == list(range(8))
+
+
+def test_violation_survives_pickling() -> None:
+    violation = pickle.loads(pickle.dumps(Violation("oob", "read at 4")))
+    assert (violation.kind, violation.message, str(violation)) == ("oob", "read at 4", "oob: read at 4")
 
 
 def test_refused_argument_passes_unchanged() -> None:
