@@ -22,6 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--replay", metavar="JSON", help="hold this one record instead of the regression corpus")
     group.addoption("--no-shrink", action="store_true", help="report the first failing case as it was found")
     group.addoption("--time-limit", type=float, default=TIME_LIMIT, help="seconds a call may take before it is a hang")
+    group.addoption("--mutant", metavar="ID", help="plant this known fault in our kernel first")
     group.addoption("--flight", help="folder for the cases in flight (default: a new temporary one)")
 
 
@@ -32,6 +33,13 @@ def pytest_configure(config: pytest.Config) -> None:
     backends = config.option.backend = config.option.backend or list(DEFAULT_BACKENDS)
     if "tpu" not in backends:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # or JAX looks for a TPU as soon as libtpu is installed
+    if config.option.mutant:
+        from ci.mutants import planting
+
+        try:
+            planting.plant(config.option.mutant)
+        except planting.MutantError as error:
+            raise pytest.UsageError(str(error)) from None
     from properties import plugin
 
     config.pluginmanager.register(plugin.Differential(config), "differential")

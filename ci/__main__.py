@@ -1,6 +1,7 @@
 """`python -m ci VERB`: the verbs, each with its own --help."""
 
 import importlib
+import os
 import sys
 
 VERBS = {
@@ -21,6 +22,8 @@ def main(arguments: list[str]) -> int:
     if verb not in VERBS:
         print(f"ci: unknown verb {verb!r}: wanted one of {', '.join(VERBS)}", file=sys.stderr)
         return 2
+    if not {"tpu", "--backend=tpu"} & set(rest):
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # or JAX looks for a TPU as soon as libtpu is installed
     return importlib.import_module(f"ci.{verb}").main(rest)
 
 

@@ -29,6 +29,7 @@ def parser() -> argparse.ArgumentParser:
     add("--examples", type=positive, default=80, help="cases a config and property (default 80)")
     add("--seed", type=int, default=0, help="seed of every draw (default 0)")
     add("--workers", type=positive, default=os.cpu_count(), help="worker processes (default: one a core)")
+    add("pytest", nargs="*", metavar="-- ARGS", help="passed on to pytest")
     add("--json", type=Path, help="write the result here")
     add("--junit", type=Path, help="write JUnit XML here")
     return arguments
@@ -58,7 +59,8 @@ def pytest_arguments(options: argparse.Namespace) -> list[str]:
     for name in ("kernel", "subject", "backend"):
         command += [f"--{name}={value}" for value in getattr(options, name)]
     command += [f"--examples={options.examples}", f"--seed={options.seed}"]
-    return command + ([f"--junit-xml={options.junit}"] if options.junit else [])
+    command += [f"--junit-xml={options.junit}"] if options.junit else []
+    return command + options.pytest
 
 
 def main(arguments: list[str]) -> int:

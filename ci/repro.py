@@ -28,6 +28,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="KERNEL=MODULE",
         help="this module or .py file, not our kernel",
     )
+    add("--mutant", metavar="ID", help="plant this known fault in our kernel first")
     add("--backend", help="interpret, tpu-interpret, compile or tpu (default: the recorded one, else interpret)")
     return arguments
 
@@ -87,6 +88,7 @@ def main(arguments: list[str]) -> int:
         f"--backend={record.backend}",
     ]
     command += [f"--kernel={record.case.kernel}", *(f"--subject={subject}" for subject in options.subject)]
+    command += [f"--mutant={options.mutant}"] if options.mutant else []
     code = pytest.main(command, plugins=[results])
     verdict = {0: "passes now", 1: "still fails"}.get(EXIT_CODES.get(code, 2), "no verdict")
     print(f"verdict: {verdict}")

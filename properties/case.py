@@ -42,6 +42,21 @@ class Inputs:
         """All arrays by name, in calling order."""
         return {**self.args, **self.kwargs}
 
+    def with_arrays(self, arrays: Mapping[str, np.ndarray]) -> Self:
+        """This call with some arrays exchanged, by name."""
+        args = {name: arrays.get(name, array) for name, array in self.args.items()}
+        kwargs = {name: arrays.get(name, array) for name, array in self.kwargs.items()}
+        return dataclasses.replace(self, args=args, kwargs=kwargs)
+
+    def with_options(self, options: Mapping[str, Any]) -> Self:
+        """This call with some options exchanged; the value None takes an option away."""
+        merged = {**self.options, **options}
+        return dataclasses.replace(self, options={name: v for name, v in merged.items() if v is not None})
+
+    def without(self, name: str) -> Self:
+        """This call without the array that is passed by keyword `name`."""
+        return dataclasses.replace(self, kwargs={key: array for key, array in self.kwargs.items() if key != name})
+
     def digest(self) -> str:
         """SHA256 (hex) of the entry, the options and every input byte with its name, shape and dtype."""
         sha = hashlib.sha256(repr((self.entry, sorted(self.options.items(), key=lambda kv: kv[0]))).encode())

@@ -43,13 +43,10 @@ class Unsupported(Exception):
     """The backend can't run this call: an outcome of its own, neither passed nor wrong."""
 
 
-def repro_line(record: Record, subject: str | None) -> str:
-    """The command that replays `record` anywhere: the case stands in it. `subject` None means our own kernel."""
-    command = f"python -m ci repro {shlex.quote(record.to_json())}"
-    return f"{command} --subject {record.case.kernel}={shlex.quote(subject)}" if subject else command
-
-
-def finding(record: Record, subject: str | None, kind: str, summary: str, details: str = "") -> Finding:
-    """The finding of `record` with its repro line."""
+def finding(record: Record, choose: str, kind: str, summary: str, details: str = "") -> Finding:
+    """The finding of `record`. Its repro line works anywhere, since the case stands in it; `choose` are the arguments
+    that choose the subject (empty for our own kernel).
+    """
+    repro = f"python -m ci repro {shlex.quote(record.to_json())} {choose}".rstrip()
     names = (record.case.kernel, record.property or "", record.backend or "")
-    return Finding(*names, kind, record.to_json(), summary, repro_line(record, subject), details)
+    return Finding(*names, kind, record.to_json(), summary, repro, details)

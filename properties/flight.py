@@ -23,9 +23,9 @@ class Flight:
         self._limit = limit
 
     @contextmanager
-    def carrying(self, record: Record, subject: str | None) -> Iterator[None]:
-        """Around one call of the kernel."""
-        self._case.write_text(f"{subject or ''}\n{record.to_json()}")
+    def carrying(self, record: Record, choose: str) -> Iterator[None]:
+        """Around one call of the kernel; `choose` are the arguments that choose its subject."""
+        self._case.write_text(f"{choose}\n{record.to_json()}")
         faulthandler.dump_traceback_later(self._limit, exit=True, file=self._stacks)
         try:
             yield
@@ -33,10 +33,10 @@ class Flight:
             faulthandler.cancel_dump_traceback_later()
 
 
-def wreck(folder: Path, worker: str) -> tuple[str, str | None, str] | None:
-    """What a dead worker left: its case's JSON, its subject (None is ours), and "hang" or "crash"."""
+def wreck(folder: Path, worker: str) -> tuple[str, str, str] | None:
+    """What a dead worker left: its case's JSON, the arguments that choose its subject, and "hang" or "crash"."""
     case, stacks = folder / f"{worker}.json", folder / f"{worker}.stacks"
     if not case.exists():
         return None
-    subject, _, text = case.read_text().partition("\n")
-    return text, subject or None, "hang" if stacks.exists() and stacks.stat().st_size else "crash"
+    choose, _, text = case.read_text().partition("\n")
+    return text, choose, "hang" if stacks.exists() and stacks.stat().st_size else "crash"

@@ -28,7 +28,7 @@ class Differential:
         """
         self.options = config.option
         try:
-            self.subjects = _load_subjects(config.option.kernel, config.option.subject)
+            self.subjects = _load_subjects(config.option.kernel, config.option.subject, config.option.mutant)
             self.backends = {name: _offer(name) for name in config.option.backend}
         except (subjects.SubjectError, backends.BackendError) as error:
             raise pytest.UsageError(str(error)) from None
@@ -100,10 +100,10 @@ class Differential:
         left = flight.wreck(self.flight_folder, report.node.gateway.id)
         if left is None:
             return
-        text, subject, kind = left
+        text, choose, kind = left
         record = Record.from_json(text, CASES)
         took = f"took longer than {self.options.time_limit:g} s" if kind == "hang" else "killed its process"
-        found = findings.finding(record, subject, kind, f"the call {took}")
+        found = findings.finding(record, choose, kind, f"the call {took}")
         report.user_properties = [(FINDING, dataclasses.asdict(found))]
         report.longrepr = str(found)
 
@@ -146,7 +146,7 @@ def _offer(name: str) -> backends.Backend | None:
     return backends.RUNNERS[name]()
 
 
-def _load_subjects(kernels: list[str], replaced: list[str]) -> dict[str, subjects.Subject]:
+def _load_subjects(kernels: list[str], replaced: list[str], mutant: str | None) -> dict[str, subjects.Subject]:
     """The subject of every kernel to check: those named, else those of `replaced` (KERNEL=MODULE), else all of ours."""
     modules: dict[str, str] = {}
     for text in replaced:
@@ -158,4 +158,5 @@ def _load_subjects(kernels: list[str], replaced: list[str]) -> dict[str, subject
     left_out = sorted(set(modules) - set(chosen))
     if left_out:
         raise subjects.SubjectError(f"--subject {left_out[0]}=...: --kernel leaves {left_out[0]} out")
-    return {kernel: subjects.load(kernel, modules.get(kernel)) for kernel in chosen}
+    loaded = {kernel: subjects.load(kernel, modules.get(kernel)) for kernel in chosen}
+    return {kernel: subject.planted(mutant) for kernel, subject in loaded.items()} if mutant else loaded

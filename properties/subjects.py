@@ -3,11 +3,13 @@
 import importlib
 import importlib.util
 import inspect
+import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
+from typing import Self
 
 ENTRIES: dict[str, tuple[str, ...]] = {
     "sparse_mla": (
@@ -47,6 +49,8 @@ class Subject:
     name: str
     """As the user gave it: a dotted name or a path."""
     module: ModuleType
+    choose: str = ""
+    """Arguments of `ci repro` that choose this subject; empty for the repository's own kernel as it stands."""
 
     @property
     def provided(self) -> tuple[str, ...]:
@@ -58,10 +62,9 @@ class Subject:
         """The contract's names that the module lacks."""
         return tuple(name for name in ENTRIES[self.kernel] if name not in self.provided)
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether this is the repository's own kernel."""
-        return self.name == default_name(self.kernel)
+    def planted(self, mutant: str) -> Self:
+        """This subject, known to hold a planted fault."""
+        return replace(self, choose=f"{self.choose} --mutant {mutant}".strip())
 
     def function(self, name: str) -> Callable:
         """The entry point `name`.
@@ -72,11 +75,6 @@ class Subject:
         if name not in self.provided:
             raise NotProvidedError(f"{self.name} does not provide {name}")
         return getattr(self.module, name)
-
-
-def default_name(kernel: str) -> str:
-    """Dotted name of the repository's own module for `kernel`."""
-    return f"kernels.{kernel}"
 
 
 def takes_interpret(function: Callable) -> bool:
@@ -92,14 +90,15 @@ def load(kernel: str, name: str | None = None) -> Subject:
     """
     if kernel not in ENTRIES:
         raise SubjectError(f"unknown kernel {kernel!r}: wanted one of {', '.join(ENTRIES)}")
-    name = name or default_name(kernel)
+    choose = f"--subject {kernel}={shlex.quote(name)}" if name else ""
+    name = name or f"kernels.{kernel}"
     try:
         module = _from_file(Path(name)) if name.endswith(".py") or "/" in name else importlib.import_module(name)
     except SubjectError:
         raise
     except BaseException as error:  # an import may raise anything, SystemExit too
         raise SubjectError(f"subject {name} fails to import: {type(error).__name__}: {error}") from error
-    subject = Subject(kernel, name, module)
+    subject = Subject(kernel, name, module, choose)
     if not subject.provided:
         raise SubjectError(f"subject {name} provides none of {', '.join(ENTRIES[kernel])}")
     return subject

@@ -2,7 +2,8 @@
 
 import pytest
 
-import properties.test_sparse_mla  # noqa: F401  fills the table of properties
+import properties.test_dense_mla  # these fill the table of properties
+import properties.test_sparse_mla  # noqa: F401
 from properties import session
 from properties.stations import Station
 

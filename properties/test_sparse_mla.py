@@ -1,12 +1,11 @@
 """What must hold of every sparse MLA call."""
 
-import dataclasses
-
 import numpy as np
 
 from properties import bits
 from properties.case import Inputs
 from properties.sparse_mla.case import SparseCase
+from properties.sparse_mla.refusals import bad_calls
 from properties.stations import Plan, compiles, differential
 from properties.trial import Trial
 
@@ -49,14 +48,14 @@ def test_page_names_do_not_matter(case: SparseCase, trial: Trial) -> None:
     ids = inputs.kwargs[table]
     real = (ids >= 0) & (ids < pool)
     moved[table] = np.where(real, order[np.where(real, ids, 0)], ids).astype(np.int32)
-    trial.same_bits(trial.run(replaced(inputs, moved))[0], trial.run(inputs)[0], "value", "pages renamed")
+    trial.same_bits(trial.run(inputs.with_arrays(moved))[0], trial.run(inputs)[0], "value", "pages renamed")
 
 
 @differential("sparse_mla", ATTENTION, interpret=Plan(share=0.1))
 def test_order_of_units_does_not_matter(case: SparseCase, trial: Trial) -> None:
     """Listing the units of every query backwards stays within the bound."""
     inputs = trial.inputs()
-    backwards = replaced(inputs, {"indices": np.ascontiguousarray(inputs.args["indices"][..., ::-1])})
+    backwards = inputs.with_arrays({"indices": np.ascontiguousarray(inputs.args["indices"][..., ::-1])})
     judge_against(trial, inputs, backwards, "units listed backwards:")
 
 
@@ -76,7 +75,7 @@ def test_batch_rows_are_independent(case: SparseCase, trial: Trial) -> None:
         one = slice(row, row + 1)
         parts = {name: np.take(inputs.arrays[name], [row], at) for name, at in axes.items()
                  if at is not None and name in inputs.arrays}  # fmt: skip
-        (out,) = trial.run(replaced(inputs, parts))
+        (out,) = trial.run(inputs.with_arrays(parts))
         rows = (slice(None),) * axis + (one,)
         trial.judge(inputs, out, expected[rows], bound[rows], f"row {row} alone:")
 
@@ -86,8 +85,7 @@ def test_block_units_change_speed_only(case: SparseCase, trial: Trial) -> None:
     """Another number of units a step stays within the bound."""
     inputs = trial.inputs()
     for block_units in {1, case.config.topk, case.config.topk + 1} - {case.config.block_units}:
-        options = {**inputs.options, "block_units": block_units}
-        judge_against(trial, inputs, dataclasses.replace(inputs, options=options), f"block_units {block_units}:")
+        judge_against(trial, inputs, inputs.with_options({"block_units": block_units}), f"block_units {block_units}:")
 
 
 @differential("sparse_mla", ATTENTION, interpret=RECOMPILES)
@@ -96,8 +94,8 @@ def test_a_unit_is_its_tokens(case: SparseCase, trial: Trial) -> None:
     inputs, rb = trial.inputs(), case.config.read_block
     units = inputs.args["indices"].astype(np.int64)[..., None]
     tokens = np.where(units < 0, -1, np.minimum(units * rb + np.arange(rb), 2**31 - 1))
-    single = replaced(inputs, {"indices": tokens.reshape(*units.shape[:2], -1).astype(np.int32)})
-    single = dataclasses.replace(single, options={**inputs.options, "read_block": 1})
+    single = inputs.with_arrays({"indices": tokens.reshape(*units.shape[:2], -1).astype(np.int32)})
+    single = single.with_options({"read_block": 1})
     judge_against(trial, inputs, single, "units as single tokens:")
 
 
@@ -132,14 +130,14 @@ def test_flat_rows_become_pages(case: SparseCase, trial: Trial) -> None:
         )
 
 
+@differential("sparse_mla", ATTENTION, interpret=Plan(stride=3, share=0.01))
+def test_bad_calls_are_refused(case: SparseCase, trial: Trial) -> None:
+    """Every call that the contract forbids raises a ValueError that names the argument."""
+    for what, argument, bad in bad_calls(case.config, trial.inputs()):
+        trial.refused(bad, argument, what)
+
+
 test_compiles = compiles("sparse_mla", ATTENTION)
-
-
-def replaced(inputs: Inputs, arrays: dict[str, np.ndarray]) -> Inputs:
-    """`inputs` with some arrays exchanged, by name."""
-    args = {name: arrays.get(name, array) for name, array in inputs.args.items()}
-    kwargs = {name: arrays.get(name, array) for name, array in inputs.kwargs.items()}
-    return dataclasses.replace(inputs, args=args, kwargs=kwargs)
 
 
 def judge_against(trial: Trial, original: Inputs, changed: Inputs, what: str) -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -66,7 +66,7 @@ class Trial:
         """
         function = self.subject.function(inputs.entry)
         try:
-            with self.flight.carrying(self.record, self._other_subject), self.tally.timing("kernel"):
+            with self.flight.carrying(self.record, self.subject.choose), self.tally.timing("kernel"):
                 return self.backend.run(function, inputs)
         except Violation as violation:
             self.fail(violation.kind, str(violation))
@@ -76,6 +76,34 @@ class Trial:
             self.fail("validation", f"refused a valid call: {_one_line(error)}")
         except Exception as error:
             self.fail("crash", f"{type(error).__name__}: {_one_line(error)}")
+
+    def refused(self, inputs: Inputs, argument: str, what: str) -> None:
+        """Fail unless the call raises a ValueError that names `argument`; `what` says what is wrong with it."""
+        self._refused(lambda function: self.backend.run(function, inputs), inputs, argument, what)
+
+    def refused_by_value(self, inputs: Inputs, argument: str, what: str) -> None:
+        """As `refused`, but called outside jit, where the values of the arrays are known."""
+        self._refused(lambda function: _call_eagerly(function, inputs), inputs, argument, what)
+
+    def accepted(self, inputs: Inputs) -> None:
+        """Fail if the call, outside jit, raises anything."""
+        try:
+            _call_eagerly(self.subject.function(inputs.entry), inputs)
+        except Exception as error:
+            self.fail("validation", f"{inputs.entry} refused a valid call: {_one_line(error)}")
+
+    def _refused(self, call: Callable[[Callable], object], inputs: Inputs, argument: str, what: str) -> None:
+        function = self.subject.function(inputs.entry)
+        try:
+            with self.flight.carrying(self.record, self.subject.choose):
+                call(function)
+        except ValueError as error:
+            if argument not in str(error):
+                self.fail("validation", f"{what}: the error does not name {argument}: {_one_line(error)}")
+        except Exception as error:
+            self.fail("validation", f"{what}: {type(error).__name__} instead of ValueError: {_one_line(error)}")
+        else:
+            self.fail("validation", f"{what}: accepted")
 
     def compile(self, target: str) -> None:
         """Compile the case's config for a TPU generation.
@@ -87,7 +115,7 @@ class Trial:
         inputs = self.record.case.config.abstract()
         function = self.subject.function(inputs.entry)
         try:
-            with self.flight.carrying(self.record, self._other_subject), self.tally.timing("kernel"):
+            with self.flight.carrying(self.record, self.subject.choose), self.tally.timing("kernel"):
                 aot.compile_for(function, inputs, target)
         except aot.CompileError as error:
             self.fail("compile", f"{target}: {_one_line(error)}", str(error))
@@ -125,11 +153,7 @@ class Trial:
             Discrepancy: always.
         """
         block = "\n".join(part for part in (describe(self.record), details) if part)
-        raise Discrepancy(finding(self.record, self._other_subject, kind, summary, block))
-
-    @property
-    def _other_subject(self) -> str | None:
-        return None if self.subject.is_ours else self.subject.name
+        raise Discrepancy(finding(self.record, self.subject.choose, kind, summary, block))
 
     def _same_kind(self, got: np.ndarray, shape: tuple[int, ...], what: str) -> None:
         if got.shape != shape:
@@ -158,6 +182,10 @@ def _headline(verdict: Verdict, size: int) -> str:
     place = f"{verdict.off} of {size} elements off; worst {list(verdict.worst)}"
     allowed = f"|error| {error:.3g} is {verdict.ratio:.3g} x the bound {verdict.bound:.3g}"
     return f"{place}: got {verdict.got:.6g}, want {verdict.want:.6g}, {allowed}"
+
+
+def _call_eagerly(function: Callable, inputs: Inputs) -> object:
+    return function(*inputs.args.values(), **inputs.kwargs, **inputs.options)
 
 
 def _one_line(error: BaseException) -> str:

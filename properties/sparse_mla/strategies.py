@@ -1,14 +1,14 @@
 """Strategies that draw sparse MLA cases, biased to the edges where such kernels break, and the menu of configs."""
 
-import functools
 import itertools
 from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
+from properties.drawing import around, codes, pick, values
 from properties.menus import Row, pairwise
 from properties.sparse_mla.case import SparseCase, SparseConfig
-from properties.values import POISONS, RECIPES, Values
+from properties.values import Values
 
 OPTIONS: dict[str, Sequence] = {
     "source": ("flat", "paged", "ragged"),
@@ -70,38 +70,15 @@ def cases(draw: st.DrawFn, config: SparseConfig) -> SparseCase:
     Zero bytes decode to the simplest structure (padding, pages in order), so shrinking works on the fields themselves.
     """
     rows, ragged = config.batch * config.queries, config.source == "ragged"
-    seq_lens = tuple(_length(config, code) for code in draw(_codes(config.requests)))
-    q_seq_id = tuple(sorted(code % config.requests for code in draw(_codes(rows)))) if ragged else ()
+    seq_lens = tuple(_length(config, code) for code in draw(codes(config.requests)))
+    q_seq_id = tuple(sorted(code % config.requests for code in draw(codes(rows)))) if ragged else ()
     lengths = [seq_lens[r] for r in q_seq_id] if ragged else [config.tokens] * rows
-    positions = tuple(_position(config, *row) for row in zip(lengths, draw(_codes(rows)), strict=True))
-    codes = draw(_codes(rows * config.topk))
-    listed = (codes[i : i + config.topk] for i in range(0, len(codes), config.topk))
-    units = tuple(_units(config, *row) for row in zip(lengths, positions, listed, draw(_codes(rows)), strict=True))
-    pages = _pages(config, seq_lens, draw(_codes(config.pool)), draw(_codes(1))[0])
+    positions = tuple(_position(config, *row) for row in zip(lengths, draw(codes(rows)), strict=True))
+    drawn = draw(codes(rows * config.topk))
+    listed = (drawn[i : i + config.topk] for i in range(0, len(drawn), config.topk))
+    units = tuple(_units(config, *row) for row in zip(lengths, positions, listed, draw(codes(rows)), strict=True))
+    pages = _pages(config, seq_lens, draw(codes(config.pool)), draw(codes(1))[0])
     return SparseCase(config, units, positions, pages, q_seq_id, seq_lens, draw(values()))
-
-
-@functools.cache
-def values() -> st.SearchStrategy[Values]:
-    """A recipe, its seed and a poison."""
-    return st.builds(
-        Values, mode=st.sampled_from(tuple(RECIPES)), seed=st.integers(0, 2**32 - 1), poison=st.sampled_from(POISONS)
-    )
-
-
-@functools.cache
-def _codes(count: int) -> st.SearchStrategy[bytes]:
-    return st.binary(min_size=count, max_size=count)
-
-
-def around(*edges: int, low: int, high: int) -> list[int]:
-    """Each edge and its two neighbours, inside [low, high], ascending."""
-    return sorted({n for edge in edges for n in (edge - 1, edge, edge + 1) if low <= n <= high})
-
-
-def pick(edges: Sequence[int], others: Sequence[int], code: int) -> int:
-    """The value that a byte stands for: an edge for the lower 96 codes, any of `others` for the rest."""
-    return edges[code % len(edges)] if code < 96 or not others else others[(code - 96) % len(others)]
 
 
 def _length(config: SparseConfig, code: int) -> int:
@@ -116,18 +93,18 @@ def _position(config: SparseConfig, length: int, code: int) -> int:
     return pick(edges or [0], range(length), code)
 
 
-def _units(config: SparseConfig, length: int, position: int, codes: bytes, padding: int) -> tuple[int, ...]:
+def _units(config: SparseConfig, length: int, position: int, drawn: bytes, padding: int) -> tuple[int, ...]:
     """K unit ids: padding, the causal edge, the last unit, ids past every length, and real units (duplicates too)."""
     count, edge = -(-length // config.read_block), position // config.read_block
     special = (-1, 0, edge, edge + 1, count - 1, count, LARGEST, LARGEST // config.read_block, -(2**31))
-    units = [pick(special, range(count), code) for code in codes]
-    where, pads = padding % 4, padding // 4 % (len(codes) + 1)
+    units = [pick(special, range(count), code) for code in drawn]
+    where, pads = padding % 4, padding // 4 % (len(drawn) + 1)
     if where == 1:  # padding leads
         units[:pads] = [-1] * pads
     elif where == 2:  # padding trails
         units[len(units) - pads :] = [-1] * pads
     elif where == 3 and count:  # no padding at all
-        units = [unit if 0 <= unit < count else code % count for unit, code in zip(units, codes, strict=True)]
+        units = [unit if 0 <= unit < count else code % count for unit, code in zip(units, drawn, strict=True)]
     return tuple(units)
 
 

@@ -1,0 +1,30 @@
+"""What the oracle says of a dense MLA call, and what a failure says to a person."""
+
+import numpy as np
+
+from oracles import dense_mla as oracle
+from properties.case import Inputs
+from properties.compare import Verdict
+from properties.dense_mla.case import DenseCase
+from properties.family import Expected
+
+SPEED_OPTIONS = ("chunk_prefill_size", "num_kv_pages_per_block", "num_queries_per_block")
+"""Options that may not change a result: the oracle doesn't know them."""
+
+
+def expect(inputs: Inputs) -> Expected:
+    """Expected output and bound, float64 [T, H, L] each, and the bits of both caches."""
+    options = {name: value for name, value in inputs.options.items() if name not in SPEED_OPTIONS}
+    return oracle.mla_ragged_paged_attention(**inputs.arrays, **options)
+
+
+def explain(case: DenseCase, inputs: Inputs, got: np.ndarray, verdict: Verdict) -> str:
+    """Where the worst element lies, and which token, dropped or added, brings the oracle closest to what was got."""
+    token, head, column = verdict.worst
+    sequence = int(np.searchsorted(case.cu_q_lens(), token, side="right")) - 1
+    query = token - int(case.cu_q_lens()[sequence])
+    kv_len, q_len = case.kv_lens[sequence], case.q_lens[sequence]
+    i, j, _ = case.distribution
+    served = "decode" if sequence < i else "chunked prefill" if sequence < j else "mixed"
+    where = f"query {query} (position {kv_len - q_len + query}, q_len {q_len}, kv_len {kv_len})"
+    return f"  worst element  sequence {sequence} ({served}), {where}, head {head}, column {column}"

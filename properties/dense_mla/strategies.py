@@ -1,0 +1,154 @@
+"""Strategies that draw dense MLA cases, biased to the edges where such kernels break, and the menu of configs."""
+
+import itertools
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from properties.dense_mla.case import DenseCase, DenseConfig
+from properties.drawing import around, codes, pick, values
+from properties.menus import Row, pairwise
+from properties.values import Values
+
+OPTIONS: dict[str, Sequence] = {
+    "q_dtype": ("bf16", "f32"),
+    "kv_dtype": ("bf16", "f32", "e4m3", "e5m2"),
+    "heads": (1, 3, 8, 20),
+    "kv_lora_rank": (32, 128, 144),
+    "rope": (8, 64),
+    "tokens": (7, 12, 16),
+    "sequences": (1, 4),
+    "page_size": (8, 16, 32),
+    "pages_a_sequence": (3, 5),
+    "sm_scale": (0.11, 0.043),
+    "sliding_window": (None, 1, 7, 17, 40, 1000),
+    "soft_cap": (None, 3.0, 30.0, 1e4),
+    "mask_value": (None, -3.0),
+    "scales": ((None, None, None), (0.5, 3.0, 0.25)),
+    "chunk_prefill_size": (None, 1, 4),
+    "num_kv_pages_per_block": (1, 2, 3),
+    "num_queries_per_block": (1, 2, 4, 8),
+}
+"""Full product of the static options; `scales` are (q_scale, k_scale, v_scale)."""
+
+
+def valid(row: Row) -> bool:
+    """Whether these options are worth a config together: a key is hidden by the default mask value in most."""
+    return row["mask_value"] is None or row["soft_cap"] != 1e4
+
+
+def build(row: Row) -> DenseConfig:
+    """The config of one row of OPTIONS."""
+    row = dict(row)
+    q_scale, k_scale, v_scale = row.pop("scales")
+    pool = row["sequences"] * row["pages_a_sequence"] + 2
+    return DenseConfig(**row, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, pool=pool)
+
+
+MENU: tuple[DenseConfig, ...] = tuple(build(row) for row in pairwise(OPTIONS, valid))
+
+
+def configs() -> st.SearchStrategy[DenseConfig]:
+    """Any config of the full product of OPTIONS."""
+    row = st.fixed_dictionaries({name: st.sampled_from(menu) for name, menu in OPTIONS.items()})
+    return row.filter(valid).map(build)
+
+
+@st.composite
+def cases(draw: st.DrawFn, config: DenseConfig) -> DenseCase:
+    """A case of `config`: everything that may vary without a new compile. Drawn as bytes, like the sparse cases."""
+    slots, ranges = config.sequences, draw(codes(3))
+    n = 0 if ranges[0] > 240 else 1 + ranges[0] % slots
+    i, j = sorted(code % (n + 1) for code in ranges[1:])
+    q_lens, (i, j, n) = _q_lens(config, (i, j, n), draw(codes(slots)))
+    kv_lens = tuple(_kv_len(config, q, code) for q, code in zip(q_lens, draw(codes(slots)), strict=False))
+    pages = _pages(config, q_lens, kv_lens, draw(codes(config.pool)), draw(codes(1))[0])
+    return DenseCase(config, (i, j, n), q_lens, kv_lens, pages, draw(values()))
+
+
+def _q_lens(
+    config: DenseConfig, distribution: tuple[int, int, int], drawn: bytes
+) -> tuple[tuple[int, ...], tuple[int, int, int]]:
+    """Query lengths that fit T, and the distribution without the sequences for which no token slot is left."""
+    i, j, n = distribution
+    block, left, lengths = config.num_queries_per_block, config.tokens, []
+    for sequence in range(n):
+        most = left - (n - sequence - 1)  # one slot for each sequence that follows
+        if sequence < i:
+            q_len = 1
+        elif sequence < j and config.chunk_prefill_size:
+            q_len = config.chunk_prefill_size
+        else:
+            edges = around(1, block, 2 * block, most, low=1, high=max(most, 1))
+            q_len = pick(edges, range(1, most + 1), drawn[sequence])
+        if q_len > left:
+            break
+        lengths.append(q_len)
+        left -= q_len
+    n = len(lengths)
+    return tuple(lengths), (min(i, n), min(j, n), n)
+
+
+def _kv_len(config: DenseConfig, q_len: int, code: int) -> int:
+    """A kv length of at least `q_len`: at an edge of page, block, window or capacity, with no history, or anywhere."""
+    block = config.page_size * config.num_kv_pages_per_block
+    window = config.sliding_window or 0
+    edges = around(config.page_size, block, 2 * block, q_len + window, block + window, low=q_len, high=config.capacity)
+    return pick([q_len, *edges, config.capacity], range(q_len, config.capacity + 1), code)
+
+
+def _pages(
+    config: DenseConfig, q_lens: tuple[int, ...], kv_lens: tuple[int, ...], order: bytes, shared: int
+) -> tuple[int, ...]:
+    """Physical pages in `order`; in a quarter of cases the full pages before every write are shared as a prefix."""
+    free = sorted(range(config.pool), key=order.__getitem__)
+    ends = list(itertools.accumulate(-(-kv_len // config.page_size) for kv_len in kv_lens))
+    own = [free[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    for pages, q_len, kv_len in zip(own, q_lens, kv_lens, strict=True):
+        first_written = (kv_len - q_len) // config.page_size
+        first_written_by_owner = (kv_lens[0] - q_lens[0]) // config.page_size
+        prefix = own[0][: min(max(0, shared - 192), first_written, first_written_by_owner)]
+        pages[: len(prefix)] = prefix
+    return tuple(itertools.chain.from_iterable(own))
+
+
+def blank(config: DenseConfig) -> DenseCase:
+    """The simplest case of `config`: an empty batch."""
+    return DenseCase(config, (0, 0, 0), (), (), (), Values("normal", 0, "nan"))
+
+
+def _serving(kv_dtype: str, heads: int, page_size: int, window: int | None, cap: float | None) -> DenseConfig:
+    """A config of DeepSeek-V3's sizes: 256 sequences, 2048 query tokens, 128 pages each."""
+    fp8 = kv_dtype.startswith("e")
+    return DenseConfig(
+        q_dtype="bf16",
+        kv_dtype=kv_dtype,
+        heads=heads,
+        kv_lora_rank=512,
+        rope=64,
+        tokens=2048,
+        sequences=256,
+        page_size=page_size,
+        pages_a_sequence=128,
+        pool=2048,
+        sm_scale=192**-0.5,
+        sliding_window=window,
+        soft_cap=cap,
+        mask_value=None,
+        q_scale=None,
+        k_scale=0.5 if fp8 else None,
+        v_scale=0.25 if fp8 else None,
+        chunk_prefill_size=None,
+        num_kv_pages_per_block=max(1, 256 // page_size),
+        num_queries_per_block=4 if heads == 128 else 16,
+    )
+
+
+SERVING_MENU: tuple[DenseConfig, ...] = tuple(
+    _serving(kv_dtype, heads, page_size, window, cap)
+    for (kv_dtype, heads), (page_size, window, cap) in zip(
+        itertools.product(("bf16", "e4m3", "e5m2"), (128, 16)),
+        itertools.cycle(((64, None, None), (128, 4096, None), (256, None, 30.0), (128, 1024, 50.0))),
+        strict=False,
+    )
+)
