@@ -3,7 +3,7 @@
 import jax
 
 from kernels.dense_mla import kernel
-from kernels.dense_mla.cache import write_rows
+from kernels.dense_mla.cache import write_new_rows
 from kernels.dense_mla.masking import DEFAULT_MASK_VALUE
 from kernels.dense_mla.plan import Options, make_plan
 from kernels.dense_mla.prepare import prepare_outputs, prepare_q_inputs
@@ -38,9 +38,13 @@ def mla_ragged_paged_attention(
     """Write the new rows of a ragged batch into the paged caches, then attend to them (absorbed MLA).
 
     For query t of sequence s, at position p = kv_len - q_len + t, over the keys k < kv_len:
-    score = sm_scale * q_scale * k_scale * (ql_nope . c_k + q_pe . r_k), soft-capped to soft_cap * tanh(score / soft_cap),
-    set to mask_value unless max(0, p - sliding_window + 1) <= k <= p; out = v_scale * sum_k softmax(score)_k * c_k.
-    The absorbed form is DeepSeek-V2's (arXiv:2405.04434, section 2.1): one latent row serves as key and value of all heads.
+
+        score_k = sm_scale * q_scale * k_scale * (ql_nope . c_k + q_pe . r_k)
+        score_k = soft_cap * tanh(score_k / soft_cap)
+        score_k = mask_value unless p - sliding_window < k <= p
+        out = v_scale * sum_k softmax(score)_k * c_k
+
+    The absorbed form is DeepSeek-V2's (arXiv:2405.04434, section 2.1): one latent row is key and value of all heads.
     Scores, softmax and sums are float32, probabilities too unless both queries and cache are narrower than 32 bits.
 
     Args:
@@ -59,8 +63,8 @@ def mla_ragged_paged_attention(
       sm_scale: factor of the scores, a Python number like every option here.
       sliding_window: how many keys, itself included, a query sees back; None for all.
       soft_cap: bound of the scores; None for none.
-      mask_value: score of masked keys below kv_len; None for the default, which leaves them no weight. With a mild value
-        every key below kv_len is fetched and weighed.
+      mask_value: score of masked keys below kv_len; None for the default, which leaves them no weight. With a mild
+        value every key below kv_len is fetched and weighed.
       q_scale, k_scale, v_scale: dequantisation factors of queries, keys and values; None for 1.
       chunk_prefill_size: promise that each sequence in [i, j) has this many queries; only sizes their blocks.
       num_kv_pages_per_block: pages of keys computed at a time; None for about 512 keys.
@@ -113,7 +117,7 @@ def _write_and_attend_traced(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The arguments of `mla_ragged_paged_attention`, validated."""
     metadata = (kv_lens, page_indices, cu_q_lens, distribution)
-    caches = write_rows(new_kv_c, new_k_pe, cache_kv_c, cache_k_pe, *metadata)
+    caches = write_new_rows(new_kv_c, new_k_pe, cache_kv_c, cache_k_pe, *metadata)
     if ql_nope.shape[0] == 0:
         return ql_nope, *caches
     plan = make_plan(ql_nope, q_pe, cache_kv_c, kv_lens, page_indices, options)

@@ -1,17 +1,17 @@
 """Block sizes used when the caller gives none."""
 
-from kernels.layout import SUBLANES, align, cdiv
+from kernels.layout import cdiv
 
 _ROWS_PER_BLOCK = 512
 _KEYS_PER_BLOCK = 512
 
 
 def default_num_queries_per_block(num_tokens: int, num_heads: int) -> int:
-    """Queries whose heads together make 512 rows of the score matrix, and no more than there are tokens.
+    """Queries whose (padded) heads together make 512 rows of the score matrix, and no more than there are tokens.
 
     512 rows keep a matrix unit busy for longer than it takes to load the next weights; more would only grow VMEM.
     """
-    return max(1, min(_ROWS_PER_BLOCK // align(num_heads, SUBLANES), num_tokens))
+    return max(1, min(_ROWS_PER_BLOCK // num_heads, num_tokens))
 
 
 def default_num_kv_pages_per_block(page_size: int, pages_per_sequence: int) -> int:

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from kernels.dense_mla.prepare import prepare_kv_inputs
+from kernels.dense_mla.validation import validate_cache_update
+from kernels.layout import LANES
 
 
 def _row_of_each_token(
@@ -31,21 +33,40 @@ def _row_of_each_token(
     return owned, page, position % page_size
 
 
-def _scatter_rows(cache: jax.Array, rows: jax.Array, owned: jax.Array, page: jax.Array, slot: jax.Array) -> jax.Array:
+def _set_rows(cache: jax.Array, index: jax.Array, rows: jax.Array) -> jax.Array:
+    """Copy of `cache` [M, 128] with `rows` at `index`, which holds each row once; indices past the end are dropped."""
+
+    def set_floats(cache: jax.Array, rows: jax.Array) -> jax.Array:
+        return cache.at[index].set(rows, mode="drop", unique_indices=True)
+
+    def set_bits(cache: jax.Array, rows: jax.Array) -> jax.Array:
+        bits = jnp.dtype(f"uint{8 * cache.dtype.itemsize}")
+        written = set_floats(jax.lax.bitcast_convert_type(cache, bits), jax.lax.bitcast_convert_type(rows, bits))
+        return jax.lax.bitcast_convert_type(written, cache.dtype)
+
+    # XLA for CPU widens a scatter of narrow floats, which alters NaNs even in rows that aren't written; XLA for TPU
+    # moves them as they are, but would copy the whole cache to see it as integers.
+    return jax.lax.platform_dependent(cache, rows, cpu=set_bits, default=set_floats)
+
+
+def _write_rows(cache: jax.Array, rows: jax.Array, owned: jax.Array, page: jax.Array, slot: jax.Array) -> jax.Array:
     """Write rows [T, width] into cache [N, page_size / packing, packing, width]; a row that is not owned is dropped."""
-    num_pages, _, packing, _ = cache.shape
-    # Integers move as they are: floats of this width could be converted on the way, which would quieten a NaN.
-    bits = jnp.dtype(f"uint{8 * cache.dtype.itemsize}")
-    cache_bits = jax.lax.bitcast_convert_type(cache, bits)
-    row_bits = jax.lax.bitcast_convert_type(rows, bits)
+    num_pages, sublanes, packing, width = cache.shape
+    chunks = width // LANES
+    # Rows of 128 lanes, in the order in which a TPU's tiles of `packing` rows hold them. So the TPU compiler takes the
+    # view for free and scatters in place, which it does for no other shape of cache and number of tokens alike.
+    in_memory = cache.reshape(-1, packing, chunks, LANES).swapaxes(1, 2).reshape(-1, LANES)
+    tile = (page * sublanes + slot // packing)[:, None] * chunks + jnp.arange(chunks, dtype=jnp.int32)
+    index = tile * packing + (slot % packing)[:, None]
     # jnp wraps negative indices, so dropped rows go past the end, each to a place of its own.
-    outside = num_pages + jnp.arange(page.shape[0], dtype=jnp.int32)
-    page = jnp.where(owned & (page >= 0) & (page < num_pages), page, outside)
-    written = cache_bits.at[page, slot // packing, slot % packing].set(row_bits, mode="drop", unique_indices=True)
-    return jax.lax.bitcast_convert_type(written, cache.dtype)
+    outside = in_memory.shape[0] + jnp.arange(index.size, dtype=jnp.int32).reshape(index.shape)
+    owned &= (page >= 0) & (page < num_pages)
+    index = jnp.where(owned[:, None], index, outside)
+    written = _set_rows(in_memory, index.reshape(-1), rows.reshape(-1, LANES))
+    return written.reshape(-1, chunks, packing, LANES).swapaxes(1, 2).reshape(cache.shape)
 
 
-def write_rows(
+def write_new_rows(
     new_kv_c: jax.Array,
     new_k_pe: jax.Array,
     cache_kv_c: jax.Array,
@@ -59,12 +80,12 @@ def write_rows(
     page_size = cache_kv_c.shape[1] * cache_kv_c.shape[2]
     target = _row_of_each_token(new_kv_c.shape[0], page_size, kv_lens, page_indices, cu_q_lens, distribution)
     return (
-        _scatter_rows(cache_kv_c, prepare_kv_inputs(new_kv_c), *target),
-        _scatter_rows(cache_k_pe, prepare_kv_inputs(new_k_pe), *target),
+        _write_rows(cache_kv_c, prepare_kv_inputs(new_kv_c), *target),
+        _write_rows(cache_k_pe, prepare_kv_inputs(new_k_pe), *target),
     )
 
 
-_write_rows_in_place = jax.jit(write_rows, donate_argnames=("cache_kv_c", "cache_k_pe"))
+_write_in_place = jax.jit(write_new_rows, donate_argnames=("cache_kv_c", "cache_k_pe"))
 
 
 def update_kv_cache(
@@ -95,7 +116,9 @@ def update_kv_cache(
 
     Returns:
       The caches, updated.
+
+    Raises:
+      ValueError: shapes or dtypes don't fit together.
     """
-    return _write_rows_in_place(
-        new_kv_c, new_k_pe, cache_kv_c, cache_k_pe, kv_lens, page_indices, cu_q_lens, distribution
-    )
+    validate_cache_update(new_kv_c, new_k_pe, cache_kv_c, cache_k_pe, kv_lens, page_indices, cu_q_lens, distribution)
+    return _write_in_place(new_kv_c, new_k_pe, cache_kv_c, cache_k_pe, kv_lens, page_indices, cu_q_lens, distribution)

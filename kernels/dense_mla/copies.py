@@ -1,14 +1,14 @@
 """Asynchronous copies between HBM and double buffers in VMEM.
 
-Every copy has a static size, since the HLO interpreter takes no other, and is whole tiles of both sides: a page of keys,
-or all heads of one token. A loop of dynamic length starts or awaits as many of them as a block has.
+Every copy has a static size, since the HLO interpreter takes no other, and is whole tiles of both sides: a page of
+keys, or all heads of one token. A loop of dynamic length starts or awaits as many of them as a block has.
 """
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
-from jax.experimental import pallas as pl
+import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
 from kernels.dense_mla.plan import Plan
@@ -108,7 +108,7 @@ class OutputCopies:
     def finish(self, num_tokens: Scalar, capacity: int) -> None:
         """Clear the rows of the output from num_tokens up to capacity, then wait for all that is under way."""
         self._drain(0)
-        self._buffer[0, 0] = jax.numpy.zeros_like(self._buffer[0, 0])
+        self._buffer[0, 0] = jnp.zeros_like(self._buffer[0, 0])
         self._start(num_tokens, capacity - num_tokens, 0, lambda i: 0)
         for slot in range(2):
             self._drain(slot)

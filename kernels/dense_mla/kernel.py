@@ -1,8 +1,8 @@
 """The Pallas kernel: one pass over all query blocks of a batch, copies running ahead of the arithmetic.
 
-While a block of keys is computed, the next one is on its way: of the same query block, or the first one of the next query
-block, be it of another sequence or another range of the distribution. Queries are fetched a query block ahead, and a block's
-output leaves while the next block is computed.
+While a block of keys is computed, the next one is on its way: of the same query block, or the first one of the next
+query block, be it of another sequence or another range of the distribution. Queries are fetched a query block ahead,
+and a block's output leaves while the next block is computed.
 """
 
 import functools
@@ -17,7 +17,7 @@ from kernels.dense_mla.copies import KeyCopies, OutputCopies, QueryCopies
 from kernels.dense_mla.plan import Plan
 from kernels.dense_mla.schedule import QueryBlock, Scalar, Schedule, next_sequence_with_queries
 from kernels.dense_mla.softmax import Softmax
-from kernels.layout import LANES, cdiv
+from kernels.layout import LANES
 
 Ref = Any
 

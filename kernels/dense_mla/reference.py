@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from kernels.dense_mla.cache import write_rows
+from kernels.dense_mla.cache import write_new_rows
 from kernels.dense_mla.masking import DEFAULT_MASK_VALUE
 from kernels.dense_mla.validation import static_validate_inputs
 
@@ -55,7 +55,7 @@ def ref_mla_ragged_paged_attention(
         k_scale=k_scale,
         v_scale=v_scale,
     )
-    cache_kv_c, cache_k_pe = write_rows(
+    cache_kv_c, cache_k_pe = write_new_rows(
         new_kv_c, new_k_pe, cache_kv_c, cache_k_pe, kv_lens, page_indices, cu_q_lens, distribution
     )
     num_tokens, _, latent = ql_nope.shape

@@ -243,7 +243,7 @@ def _require_shape(argument: str, array: jax.Array, shape: tuple[int, ...], why:
 
 def _require_number(argument: str, value: Any, *, infinite: bool = False) -> None:
     """Require a real Python or NumPy number: options are baked into the compiled kernel, so no traced value can be."""
-    is_number = isinstance(value, numbers.Real | np.floating | np.integer) and not isinstance(value, bool | np.bool_)
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     require(is_number, argument, _describe(value), "a Python number, known while tracing")
     finite = not math.isnan(value) if infinite else math.isfinite(value)
     require(finite, argument, value, "a number that is not NaN" if infinite else "a finite number")
