@@ -57,7 +57,8 @@ def padded_row(row: np.ndarray, width: int) -> np.ndarray:
 def decode(patterns: np.ndarray, dtype: DTypeLike) -> np.ndarray:
     """float64 values of the bit patterns (unsigned, any shape) of `dtype`, exactly."""
     if patterns.dtype.itemsize == 4:
-        return patterns.view(np.float32).astype(np.float64)
+        with np.errstate(invalid="ignore"):  # signalling NaNs, which unowned memory may hold
+            return patterns.view(np.float32).astype(np.float64)
     return _table(np.dtype(dtype))[patterns]
 
 
@@ -65,5 +66,5 @@ def decode(patterns: np.ndarray, dtype: DTypeLike) -> np.ndarray:
 def _table(dtype: np.dtype) -> np.ndarray:
     """float64 value of each of the bit patterns of an 8- or 16-bit `dtype`."""
     patterns = np.arange(2 ** (8 * dtype.itemsize)).astype(f"u{dtype.itemsize}")
-    with np.errstate(invalid="ignore"):  # signalling NaNs
+    with np.errstate(invalid="ignore"):
         return patterns.view(dtype).astype(np.float64)
