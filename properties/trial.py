@@ -1,5 +1,6 @@
 """A trial: one case, one property, one backend; every way in which it can fail leads to a `Finding` here."""
 
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -166,7 +167,7 @@ class Trial:
 def describe(record: Record) -> str:
     """The case as one readable block."""
     case = record.case
-    fields = {name: getattr(case, name) for name in case.__dataclass_fields__}
+    fields = {field.name: getattr(case, field.name) for field in dataclasses.fields(case)}
     width = max(map(len, fields))
     return "\n".join(f"  {name:<{width}}  {_compact(value)}" for name, value in fields.items() if value != ())
 

@@ -1,11 +1,14 @@
 """What the oracle says of a dense MLA call, and what a failure says to a person."""
 
+from typing import Any
+
 import numpy as np
 
 from oracles import dense_mla as oracle
 from properties.case import Inputs
 from properties.compare import Verdict
 from properties.dense_mla.case import DenseCase
+from properties.explain import likeliest_key
 from properties.family import Expected
 
 SPEED_OPTIONS = ("chunk_prefill_size", "num_kv_pages_per_block", "num_queries_per_block")
@@ -14,8 +17,7 @@ SPEED_OPTIONS = ("chunk_prefill_size", "num_kv_pages_per_block", "num_queries_pe
 
 def expect(inputs: Inputs) -> Expected:
     """Expected output and bound, float64 [T, H, L] each, and the bits of both caches."""
-    options = {name: value for name, value in inputs.options.items() if name not in SPEED_OPTIONS}
-    return oracle.mla_ragged_paged_attention(**inputs.arrays, **options)
+    return oracle.mla_ragged_paged_attention(**inputs.arrays, **_options(inputs))
 
 
 def explain(case: DenseCase, inputs: Inputs, got: np.ndarray, verdict: Verdict) -> str:
@@ -27,4 +29,9 @@ def explain(case: DenseCase, inputs: Inputs, got: np.ndarray, verdict: Verdict) 
     i, j, _ = case.distribution
     served = "decode" if sequence < i else "chunked prefill" if sequence < j else "mixed"
     where = f"query {query} (position {kv_len - q_len + query}, q_len {q_len}, kv_len {kv_len})"
-    return f"  worst element  sequence {sequence} ({served}), {where}, head {head}, column {column}"
+    place = f"  worst element  sequence {sequence} ({served}), {where}, head {head}, column {column}"
+    return place + likeliest_key(oracle.row(token, **inputs.arrays, **_options(inputs)), got[token])
+
+
+def _options(inputs: Inputs) -> dict[str, Any]:
+    return {name: value for name, value in inputs.options.items() if name not in SPEED_OPTIONS}

@@ -1,10 +1,13 @@
 """What the oracle says of a sparse MLA call, and what a failure says to a person."""
 
+from typing import Any
+
 import numpy as np
 
 from oracles import sparse_mla as oracle
 from properties.case import Inputs
 from properties.compare import Verdict
+from properties.explain import likeliest_key
 from properties.family import Expected
 from properties.sparse_mla.case import SparseCase
 
@@ -14,8 +17,7 @@ SPEED_OPTIONS = ("block_units",)
 
 def expect(inputs: Inputs) -> Expected:
     """Expected output and bound, float64 [B, S, H, kv_lora_rank] each."""
-    options = {name: value for name, value in inputs.options.items() if name not in SPEED_OPTIONS}
-    return getattr(oracle, inputs.entry)(**inputs.arrays, **options)
+    return oracle.sparse_mla_attention(**inputs.arrays, **_options(inputs))
 
 
 def explain(case: SparseCase, inputs: Inputs, got: np.ndarray, verdict: Verdict) -> str:
@@ -24,4 +26,9 @@ def explain(case: SparseCase, inputs: Inputs, got: np.ndarray, verdict: Verdict)
     row = b * case.config.queries + s
     request = f"request {case.q_seq_id[row]}" if case.q_seq_id else f"batch row {b}"
     query = f"query {s} (position {case.positions[row]}, kv_len {case.lengths()[row]})"
-    return f"  worst element  {request}, {query}, head {head}, column {column}"
+    place = f"  worst element  {request}, {query}, head {head}, column {column}"
+    return place + likeliest_key(oracle.row(b, s, **inputs.arrays, **_options(inputs)), got[b, s])
+
+
+def _options(inputs: Inputs) -> dict[str, Any]:
+    return {name: value for name, value in inputs.options.items() if name not in SPEED_OPTIONS}
