@@ -36,7 +36,8 @@ Zeros add exactly.
    softmax as well and p'_k <= r_k = p_k e^h_k / d, drift is also at most sum_k p'_k |v_k - out|, that is the largest
    |v_k - out| of the keys with r_k > 2^-20 plus sum r_k |v_k - out| of the others, the *hull*.
 5. Size. spread = sqrt(sum p (v - out)^2) + drift + W sqrt(sum p (v - out)^2) / d >= sum_k p'_k |v_k - out|, because
-   |p'_k - p_k| <= p_k (|eta_k| + W) / d; likewise size = sqrt(sum p v^2) + the same two terms >= sum_k p'_k |v_k|.
+   |p'_k - p_k| <= p_k (|eta_k| + W) / d; likewise size = sum p |v| + the same last two terms >= sum_k p'_k |v_k|,
+   because p' and p have the same sum and ||v_k| - |out|| <= |v_k - out|.
    (In hull rows spread <= hull and size <= |out| + hull.)
 6. Cast weights. If the normaliser sums the weights before the cast, the error is at most u_p size; if it sums them
    after it, step 4 with |eta| <= u_p around out' gives u_p / (1 - u_p) sum p'_k |v_k - out'| <= u_p / (1 - u_p)
@@ -108,7 +109,7 @@ def softmax_attention(
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         drift = np.sqrt(total_change * moved) / floor
         reweighted = drift + total_change * deviation / floor
-    spread, size = deviation + reweighted, np.sqrt(mean_square) + reweighted
+    spread, size = deviation + reweighted, weights @ np.abs(values) + reweighted
     _bound_by_hull(drift, spread, size, mean, weights, change, floor, values)
     length = np.count_nonzero(present, axis=-1)[..., None, None]
     flushed = np.sqrt(length * squares.sum(axis=-2)[..., None, :]) + length * (np.abs(mean) + 2) + 2

@@ -1,6 +1,7 @@
 """Sparse MLA token by token: what the vectorised oracle is checked against, and what names a token in a failure
 report."""
 
+from collections import Counter
 from typing import Unpack
 
 import numpy as np
@@ -84,9 +85,10 @@ def row(
     places = {token: _place(b, s, token, kv, source) for token in range(end)}
     places = {token: x for token, x in places.items() if not isinstance(x, Location) or 0 <= x.page < kv.shape[0]}
     tokens, width = np.array(list(places), np.int64), query.shape[-1]
-    keys = np.array([_key(kv, x, b)[:width] for x in places.values()]).astype(np.float64).reshape(-1, width)
-    counts = np.array([sum(token == other for other, _ in attended) for token in places], np.int64)
-    with np.errstate(invalid="ignore"):
+    attended_count = Counter(token for token, _ in attended)
+    counts = np.array([attended_count[token] for token in places], np.int64)
+    with np.errstate(invalid="ignore"):  # keys that nobody attends may be NaN
+        keys = np.array([_key(kv, x, b)[:width] for x in places.values()]).astype(np.float64).reshape(-1, width)
         scores = sm_scale * (query @ keys.T)
     return Row(query, tokens, list(places.values()), keys, keys[:, :kv_lora_rank], scores, counts)
 
