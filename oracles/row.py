@@ -48,21 +48,37 @@ class Row:
         if not finite.any() or not np.isfinite(got).all():
             return None
         scores, values, counts = self.scores[:, finite], self.values[finite], self.counts[finite]
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        tried = np.stack([np.ones_like(counts), np.where(counts > 0, -1, 0)])[:, :, None]
-        total = (weights * counts).sum(axis=1) + tried * weights.T
-        weighted = (weights * counts) @ values + (tried * weights.T)[..., None] * values[:, None, :]
-        empty = (counts.sum() + tried) == 0
-        with np.errstate(divide="ignore", invalid="ignore"):
-            outputs = np.where(empty[..., None], 0.0, weighted / total[..., None])
-        residuals = np.sqrt(np.mean((outputs - got) ** 2, axis=(2, 3)))
-        residuals = np.where((tried[..., 0] == 0) | np.isnan(residuals), np.inf, residuals)
-        added_or_dropped, key = np.unravel_index(int(np.argmin(residuals)), residuals.shape)
-        before = weights * counts
-        normaliser = np.maximum(before.sum(axis=1, keepdims=True), np.finfo(float).tiny)
-        unchanged = np.sqrt(np.mean((before @ values / normaliser - got) ** 2))
+        shift = scores[:, counts > 0] if counts.any() else scores
+        weights = np.exp(np.minimum(scores - shift.max(axis=1, keepdims=True), 300.0))
+        residuals = np.stack([_residuals(weights, values, counts, got, count) for count in (1, -1)])
+        residuals[1, counts == 0] = np.inf
+        dropped, key = np.unravel_index(int(np.argmin(residuals)), residuals.shape)
         index = int(np.flatnonzero(finite)[key])
-        best = float(residuals[added_or_dropped, key])
         return Change(
-            int(self.tokens[index]), self.places[index], 1 - 2 * int(added_or_dropped), best, float(unchanged)
+            token=int(self.tokens[index]),
+            place=self.places[index],
+            count=-1 if dropped else 1,
+            residual=float(residuals[dropped, key]),
+            unchanged=float(_residuals(weights, values, counts, got, 0)[0]),
         )
+
+
+def _residuals(weights: np.ndarray, values: np.ndarray, counts: np.ndarray, got: np.ndarray, count: int) -> np.ndarray:
+    """Root mean square [n] of `got` minus the output in which key k counts `count` times more, for each key k.
+
+    With N and l the exact numerator and normaliser, the difference is (N - l got + e (v - got)) / (l + e), e = count
+    * weight; its square is expanded, so that no array [H, n, L] arises.
+    """
+    total = (weights * counts).sum(axis=1, keepdims=True)
+    missed = (weights * counts) @ values - total * got
+    extra = count * weights
+    own = np.sum(got * got, axis=1, keepdims=True)
+    along = missed @ values.T - np.sum(missed * got, axis=1, keepdims=True)
+    apart = np.sum(values * values, axis=1) - 2 * got @ values.T + own
+    square = np.maximum(np.sum(missed * missed, axis=1, keepdims=True) + 2 * extra * along + extra**2 * apart, 0)
+    if counts.sum() + count == 0:
+        square = np.broadcast_to(own, weights.shape)  # no key left: the output is 0
+    else:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            square = square / (total + extra) ** 2
+    return np.nan_to_num(np.sqrt(square.sum(axis=0) / got.size), nan=np.inf)

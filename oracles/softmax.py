@@ -27,14 +27,15 @@ Zeros add exactly.
 3. Weight. So the kernel's weight of key k, up to a factor common to all, is p_k (1 + eta_k), |log(1 + eta_k)| <= h_k,
    the sum of eps_k, of step 2 and of (n + 1) e for its own exp and at most n exps of rescaling: a running maximum
    rises at most once a key. n counts keys that are not negligible: a key e^-105 or less of the largest weighs less
-   than any float32, and a rescaling before the first other key concerns it alone.
+   than any float32, adding it to a sum errs by no more than itself, and a rescaling before the first key that counts
+   concerns no key that does.
 4. Output from perturbed weights, by algebra exactly: out' - out = sum_k p_k eta_k (v_k - out) / (1 + sum_k p_k
    eta_k). With w_k = p_k (e^h_k - 1) >= p_k |eta_k| and d = sum_k p_k e^-h_k <= 1 + sum_k p_k eta_k, Cauchy-Schwarz
    gives |out' - out| <= drift = sqrt(W sum_k w_k (v_k - out)^2) / d, W = sum_k w_k: products of matrices, and at most
    little more than sum_k w_k |v_k - out| / d. A row that one key wins has hardly any drift, because its v_k - out is
    nearly 0. The right side fails when h is large (huge scores in near tie). Then, since the new weights p' are a
    softmax as well and p'_k <= r_k = p_k e^h_k / d, drift is also at most sum_k p'_k |v_k - out|, that is the largest
-   |v_k - out| of the keys with r_k > 2^-20 plus sum r_k |v_k - out| of the others, the *hull*.
+   |v_k - out| of the keys with r_k > 2^-20 plus sum r_k |v_k - out| of the others, the *hull*; tried where W > 1.
 5. Size. spread = sqrt(sum p (v - out)^2) + drift + W sqrt(sum p (v - out)^2) / d >= sum_k p'_k |v_k - out|, because
    |p'_k - p_k| <= p_k (|eta_k| + W) / d; likewise size = sum p |v| + the same last two terms >= sum_k p'_k |v_k|,
    because p' and p have the same sum and ||v_k| - |out|| <= |v_k - out|.
@@ -193,7 +194,7 @@ def _bound_by_hull(
     values: np.ndarray,
 ) -> None:
     """Lower drift, spread and size [..., H, L] to the hull of step 4 in the rows where its first form is poor."""
-    poor = np.nonzero(floor[..., 0] < 0.5)
+    poor = np.nonzero(change.sum(axis=-1) > 1)
     if not poor[0].size:
         return
     ceiling = (weights[poor] + change[poor]) / np.maximum(floor[poor], 1e-300)

@@ -249,7 +249,7 @@ def test_report_names_the_fault() -> None:
         change = sparse_mla.row(0, 0, q, kv, listed, positions, **call).closest_change(got[0, 0])
         assert change is not None
         assert (change.token, change.count) == (token, count)
-        assert change.residual < 1e-9 < change.unchanged
+        assert change.residual < 1e-6 < change.unchanged
 
 
 # Independence.
