@@ -1,15 +1,20 @@
-"""The public entry: validate, find the listed units in their source, attend."""
+"""The public entry: validate, locate the units, attend."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from kernels.layout import LANES, SUBLANES, align, packing
-from kernels.sparse_mla.copies import flat_tail
-from kernels.sparse_mla.gather import Fetch, gather
 from kernels.sparse_mla.kernel import Plan, attend
-from kernels.sparse_mla.validation import validate
+from kernels.sparse_mla.selection import select, split
+from kernels.sparse_mla.sources import (
+    flat_geometry,
+    flat_source,
+    paged_geometry,
+    paged_source,
+    ragged_source,
+)
+from kernels.sparse_mla.validation import validate_attention
 
 
 def sparse_mla_attention(
@@ -31,39 +36,48 @@ def sparse_mla_attention(
     cu_kv_lens: jax.Array | None = None,
     page_indices: jax.Array | None = None,
 ) -> jax.Array:
-    """Attend the tokens of the units that each query lists (DeepSeek sparse attention over absorbed MLA).
+    """Absorbed multi-head latent attention in which every query attends the tokens of the units that it lists.
 
-    Unit u is the tokens [u * read_block, (u + 1) * read_block) of the query's sequence. Token t counts once for each time
-    its unit is listed, if t <= position and t < the sequence's length:
-    out = sum_t softmax_t(sm_scale * q . kv_t) * kv_t[:kv_lora_rank]. A query without a token gets exactly 0. Scores,
-    softmax and sums are float32; weights are rounded to kv's dtype for the value product.
+    A unit is `read_block` consecutive tokens of the query's sequence. Token t is attended when its unit is listed,
+    t <= position, and t is below the sequence's length; a unit listed twice counts twice. Over these tokens
+
+        out = sum_t softmax_t(sm_scale * q . kv_t) * kv_t[:kv_lora_rank]
+
+    and a query without any gives exactly 0. This is the attention over selected tokens of DeepSeek-V3.2's sparse
+    attention, in the absorbed form of DeepSeek-V2 (arXiv:2405.04434, section 2.1). Scores, softmax and sums are
+    float32; the softmax weights are rounded to bfloat16 if the keys are.
+
+    Nothing but listed units is read, in whole tiles: their neighbours, page tails and all else may hold NaN or Inf.
+    Paged keys are read a packed row at a time at least; flat ones eight tokens, so that token-granular reads
+    (read_block 1) fetch four times as much from flat bfloat16 keys as from paged ones.
 
     Args:
-      q: absorbed latent queries [B, S, H, Dk], bfloat16 or float32, Dk = kv_lora_rank + rope.
-      kv: keys of q's dtype: flat [B, T, Dk], or paged [N, page_size / packing, packing, align(Dk, 128)]. Whatever no
-        query attends may hold NaN.
-      indices: [B, S, K] int32 unit ids; negative is padding, anywhere; an id past the last unit names no token.
-      positions: [B, S] int32, the absolute position of each query.
-      kv_lora_rank: columns of a value, the first ones of a key.
-      read_block: tokens a unit; divides page_size when paged.
-      block_units: units gathered a step; a chunk is rounded up to whole tiles. Changes speed only.
-      sm_scale: factor of the scores, a Python number.
-      interpret: False to compile, True or InterpretParams to interpret, as pallas_call takes it.
-      page_table: [B, ceil(seq_len / page_size)] int32, paged. Entries that no listed unit needs may hold anything.
-      page_size: tokens a page.
-      seq_len: length of every row's sequence, paged.
-      q_seq_id: [S] int32, the request of each query, packed ragged (B = 1).
-      seq_lens: [n] int32, the length of each request.
+      q: absorbed queries [B, S, H, Dk], Dk = kv_lora_rank + rope; bfloat16 or float32.
+      kv: keys in q's dtype, flat [B, T, Dk] or paged [N, page_size / packing, packing, align(Dk, 128)].
+      indices: unit ids [B, S, K] int32. Negative ones are padding, anywhere in the list; ids past the last unit name
+        no token.
+      positions: [B, S] int32, each query's absolute position.
+      kv_lora_rank: the leading columns of a key that are its value.
+      read_block: tokens a unit; it divides page_size when paged.
+      block_units: units gathered a step; required. Speed only; rounded up to whole tiles.
+      sm_scale: factor of the scores, a Python number; required.
+      interpret: as `pl.pallas_call` takes it: False, True, or `pltpu.InterpretParams`.
+      page_table: [B, ceil(seq_len / page_size)] int32 physical pages, with one table a batch row. Entries that no
+        listed unit uses may hold anything.
+      page_size: tokens a page, when paged.
+      seq_len: length of every row, with `page_table`.
+      q_seq_id: [S] int32 request of each query, with packed ragged requests (B = 1). A query of none has no token.
+      seq_lens: [n] int32 length of each request; unit ids are local to it.
       cu_kv_lens: [n + 1] int32, page-aligned: request r's pages are page_indices[cu_kv_lens[r] // page_size :].
-      page_indices: [pages] int32.
+      page_indices: int32 physical pages of all requests.
 
     Returns:
       [B, S, H, kv_lora_rank] float32.
 
     Raises:
-      ValueError: an option or a shape doesn't fit; everything checked is static, so it is raised while tracing too.
+      ValueError: shapes, dtypes or options don't fit together; the message names the argument.
     """
-    validate(
+    validate_attention(
         q,
         kv,
         indices,
@@ -81,46 +95,18 @@ def sparse_mla_attention(
         page_indices=page_indices,
     )
     batch, queries, heads, width = q.shape
-    count = batch * queries
-    if 0 in (count, heads, kv.size, indices.shape[2]):
-        return jnp.zeros((batch, queries, heads, kv_lora_rank), jnp.float32)
-    units, position = indices.reshape(count, -1), positions.reshape(count)
-    batch_row = jnp.arange(count, dtype=jnp.int32)[:, None] // queries
-    fetch = Fetch.of(kv, read_block, block_units)
-
-    def in_pages(page_of: jax.Array, first_entry: jax.Array, units: jax.Array) -> jax.Array:
-        """The packed row at which a unit starts, with pages listed in `page_of` from `first_entry` on."""
-        token = units * read_block
-        page = page_of[jnp.minimum(first_entry + token // page_size, page_of.shape[0] - 1)]
-        return page * (page_size // fetch.packing) + token % page_size // fetch.packing
-
-    if q_seq_id is not None:
-        last = jnp.minimum(position, seq_lens[q_seq_id] - 1)
-        first_entry = (cu_kv_lens[q_seq_id] // page_size)[:, None]
-        gathered = gather(units, last, lambda units: in_pages(page_indices, first_entry, units), fetch)
+    if kv.ndim == 3:
+        geometry, source = flat_geometry(kv, read_block), flat_source(kv, queries)
     elif page_table is not None:
-        last, first_entry = jnp.minimum(position, seq_len - 1), batch_row * page_table.shape[1]
-        table = page_table.reshape(-1)
-        gathered = gather(units, last, lambda units: in_pages(table, first_entry, units), fetch)
+        geometry, source = paged_geometry(kv, read_block), paged_source(kv, page_table, seq_len, queries)
     else:
-        last = jnp.minimum(position, kv.shape[1] - 1)
-        gathered = gather(units, last, lambda units: units * read_block // fetch.granule, fetch)
-    if fetch.paged:
-        sources = [kv.reshape(-1, *kv.shape[2:])]
-    else:
-        sources = _flat_sources(kv, fetch.granule)
-    heads_padded = align(heads, SUBLANES * packing(q.dtype))
-    key_width = sources[0].shape[-1]
-    value_width = min(align(kv_lora_rank, LANES), key_width)
-    rows = jnp.pad(q.reshape(count, heads, width), ((0, 0), (0, heads_padded - heads), (0, key_width - width)))
-    plan = Plan(fetch, queries, gathered.visible.shape[1], value_width, float(sm_scale))
-    out = attend(plan, rows, sources, gathered, interpret)
-    return out[:, :heads, :kv_lora_rank].reshape(batch, queries, heads, kv_lora_rank)
-
-
-def _flat_sources(kv: jax.Array, granule: int) -> list[jax.Array]:
-    """A flat KV, and its tail where the rows don't fill the last granule; padded only when shorter than one."""
-    if kv.shape[1] < granule:
-        return [jnp.pad(kv, ((0, 0), (0, granule - kv.shape[1]), (0, 0)))]
-    tail = flat_tail(kv, granule)
-    return [kv] if tail is None else [kv, tail]
+        geometry = paged_geometry(kv, read_block)
+        source = ragged_source(kv, page_size, q_seq_id, seq_lens, cu_kv_lens, page_indices)
+    out_shape = (batch, queries, heads, kv_lora_rank)
+    if 0 in (*out_shape, *kv.shape, indices.shape[2], source.table.size):
+        return jnp.zeros(out_shape, jnp.float32)
+    chunks = split(indices.shape[2], block_units, geometry, kv.dtype)
+    count = batch * queries
+    selection = select(indices.reshape(count, -1), positions.reshape(count), source.lengths, geometry, chunks)
+    plan = Plan(geometry, chunks, kv_lora_rank, float(sm_scale))
+    return attend(plan, q.reshape(count, heads, width), source, selection, interpret).reshape(out_shape)

@@ -1,97 +1,89 @@
-"""Asynchronous copies of the units of one chunk from HBM into one of two buffers in VMEM.
+"""Asynchronous copies of units from HBM into a double buffer in VMEM."""
 
-Every copy has a static size, which the HLO interpreter needs, and whole granules, which a TPU needs. A wait repeats the
-conditions of the start, so that each copy is awaited exactly once.
-"""
-
-from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels.sparse_mla.gather import Fetch
+from kernels.sparse_mla.sources import Geometry
 
 Ref = Any
-Scalar = jax.Array
+Scalar = jax.Array | int
 
 
-class PagedCopies:
-    """From a cache seen as packed rows [N * page_size / packing, packing, width]: one copy a unit."""
+class UnitCopies:
+    """Copies into `buffer` [2, units, *tokens of a copy, width], one semaphore a slot.
 
-    def __init__(self, fetch: Fetch, kv: Ref, buffer: Ref, semaphores: Ref) -> None:
-        self._fetch, self._kv, self._buffer, self._semaphores = fetch, kv, buffer, semaphores
+    Only units with a token to attend are fetched: nothing else is ever read, and a wait is for as many copies as were
+    started.
+    """
 
-    def start(self, place: Ref, batch: Scalar, chunk: Scalar, slot: Scalar) -> None:
-        """Start fetching the units of a chunk; `place` is [1, 1, units of a query] in SMEM."""
-        _each_unit(self._fetch, place, chunk, lambda unit, granule: self._copy(unit, granule, slot).start())
-
-    def wait(self, place: Ref, batch: Scalar, chunk: Scalar, slot: Scalar) -> None:
-        """Wait for the units of a chunk."""
-        _each_unit(self._fetch, place, chunk, lambda unit, granule: self._copy(unit, granule, slot).wait())
-
-    def _copy(self, unit: Scalar, granule: Scalar, slot: Scalar) -> Any:
-        rows = self._kv.at[pl.ds(granule, self._fetch.rows // self._fetch.packing)]
-        return pltpu.make_async_copy(rows, self._buffer.at[slot, unit], self._semaphores.at[slot])
-
-
-class FlatCopies:
-    """From a flat KV [B, T, Dk], whose rows past the last whole granule stand in `tail` [B, granule, Dk], if any do."""
-
-    def __init__(self, fetch: Fetch, kv: Ref, tail: Ref | None, buffer: Ref, semaphores: Ref) -> None:
-        self._fetch, self._kv, self._tail, self._buffer, self._semaphores = fetch, kv, tail, buffer, semaphores
-
-    def start(self, place: Ref, batch: Scalar, chunk: Scalar, slot: Scalar) -> None:
-        """Start fetching the units of a chunk of a query of batch row `batch`."""
-        self._each_piece(place, batch, chunk, slot, lambda copy: copy.start())
-
-    def wait(self, place: Ref, batch: Scalar, chunk: Scalar, slot: Scalar) -> None:
-        """Wait for the units of a chunk."""
-        self._each_piece(place, batch, chunk, slot, lambda copy: copy.wait())
-
-    def _each_piece(
-        self, place: Ref, batch: Scalar, chunk: Scalar, slot: Scalar, act: Callable[[Any], None]
+    def __init__(
+        self, geometry: Geometry, table: Ref, keys: Ref, tail: Ref | None, buffer: Ref, semaphores: Ref
     ) -> None:
-        fetch = self._fetch
-        whole = self._kv.shape[1] // fetch.piece * fetch.piece
+        self._geometry, self._table, self._keys, self._tail = geometry, table, keys, tail
+        self._buffer, self._semaphores = buffer, semaphores
 
-        def unit_pieces(unit: Scalar, granule: Scalar) -> None:
-            for offset in range(0, fetch.rows, fetch.piece):
-                row = granule * fetch.granule + offset
-                target = self._buffer.at[slot, unit, pl.ds(offset, fetch.piece)]
-                rows = self._kv.at[batch, pl.ds(pl.multiple_of(row, fetch.granule), fetch.piece)]
+    def start(self, base: Scalar, place_of: Any, units: Scalar, slot: Scalar) -> jax.Array:
+        """Start copies of a chunk.
 
-                @pl.when(row < whole)
-                def _(rows: Ref = rows, target: Ref = target) -> None:
-                    act(pltpu.make_async_copy(rows, target, self._semaphores.at[slot]))
+        Args:
+          base: where the query's sequence begins, see `Source.base`.
+          place_of: gives the place of unit j of the chunk, -1 for a unit without tokens.
+          units: of the chunk.
+          slot: of the buffer, 0 or 1.
 
-                if self._tail is not None:
+        Returns:
+          How many copies were started.
+        """
 
-                    @pl.when(row == whole)
-                    def _(target: Ref = target) -> None:
-                        act(pltpu.make_async_copy(self._tail.at[batch], target, self._semaphores.at[slot]))
+        def start_one(j: Scalar, started: Scalar) -> Scalar:
+            place = place_of(j)
+            live = place >= 0
 
-        _each_unit(fetch, place, chunk, unit_pieces)
+            @pl.when(live)
+            def _() -> None:
+                self._start(base, place, self._buffer.at[slot, j], self._semaphores.at[slot])
 
+            return started + live.astype(jax.numpy.int32)
 
-def _each_unit(fetch: Fetch, place: Ref, chunk: Scalar, act: Callable[[Scalar, Scalar], None]) -> None:
-    """Call act(unit, granule) for the units of a chunk that are fetched."""
+        return jax.lax.fori_loop(0, units, start_one, jax.numpy.int32(0))
 
-    def visit(unit: Scalar, _: None) -> None:
-        granule = place[0, 0, chunk * fetch.units + unit]
+    def wait(self, count: Scalar, slot: Scalar) -> None:
+        """Wait for `count` copies into a slot."""
+        place, semaphore = self._buffer.at[slot], self._semaphores.at[slot]
+        units = self._buffer.shape[1]
 
-        @pl.when(granule >= 0)
+        # A wait only counts bytes: all copies of a full chunk at once, or one after the other.
+        @pl.when(count == units)
         def _() -> None:
-            act(unit, granule)
+            pltpu.make_async_copy(place, place, semaphore).wait()
 
-    jax.lax.fori_loop(0, fetch.units, visit, None)
+        @pl.when(count < units)
+        def _() -> None:
+            one = place.at[0]
+            jax.lax.fori_loop(0, count, lambda _, __: pltpu.make_async_copy(one, one, semaphore).wait(), None)
 
+    def _start(self, base: Scalar, place: Scalar, target: Ref, semaphore: Ref) -> None:
+        geometry = self._geometry
+        if geometry.paged:
+            page = self._table[base + jax.lax.div(place, geometry.places)]
+            rows = geometry.span // geometry.step
+            row = jax.lax.rem(place, geometry.places)
+            pltpu.make_async_copy(self._keys.at[page, pl.ds(row, rows)], target, semaphore).start()
+            return
+        token = pl.multiple_of(place * geometry.step, geometry.step)
+        if self._tail is None:
+            pltpu.make_async_copy(self._keys.at[base, pl.ds(token, geometry.span)], target, semaphore).start()
+            return
 
-def flat_tail(kv: jax.Array, granule: int) -> jax.Array | None:
-    """The rows of `kv` [B, T, Dk] past the last whole granule, padded to one: [B, granule, Dk]; None when there are none."""
-    odd = kv.shape[1] % granule
-    if not odd:
-        return None
-    return jnp.pad(kv[:, kv.shape[1] - odd :], ((0, 0), (0, granule - odd), (0, 0)))
+        @pl.when(token == geometry.last)
+        def _() -> None:
+            pltpu.make_async_copy(self._tail.at[base], target, semaphore).start()
+
+        if geometry.last:
+
+            @pl.when(token < geometry.last)
+            def _() -> None:
+                pltpu.make_async_copy(self._keys.at[base, pl.ds(token, geometry.span)], target, semaphore).start()

@@ -1,11 +1,11 @@
-"""The Pallas kernel: one grid step a query, its listed units gathered chunk by chunk.
+"""The Pallas kernel: one grid step a query, copies running ahead of the arithmetic.
 
-While a chunk is computed the next one is on its way, of the same query or of the next. Scores are [heads, rows]: keys
-lie along the lanes, so few heads waste no lanes, and each chunk is one matmul for the scores and one for the values.
+While a chunk of a query's units is computed the next one is on its way: the query's next chunk, or the first one of
+the next query. Keys lie on the lane axis of the scores, so few heads still fill whole vectors.
 """
 
-import dataclasses
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,160 +13,139 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels.layout import LANES, cdiv
-from kernels.sparse_mla.copies import FlatCopies, PagedCopies
-from kernels.sparse_mla.gather import Fetch, Gather
+from kernels.layout import LANES
+from kernels.sparse_mla.copies import UnitCopies
+from kernels.sparse_mla.selection import WORD_BITS, Chunks, Selection
+from kernels.sparse_mla.softmax import Softmax
+from kernels.sparse_mla.sources import Geometry, Source, tail_of
 
 Ref = Any
-Scalar = jax.Array
-
-MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
-"""Score of a row that isn't attended: below every score, and finite, so that no difference of two is NaN."""
+Scalar = jax.Array | int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Plan:
-    """Static facts of one compiled kernel."""
+    """Static sizes and options of a call."""
 
-    fetch: Fetch
-    queries: int
-    """Queries a batch row."""
-    chunks: int
-    """Chunks a query."""
-    value_width: int
-    """Columns of the weighted sum."""
+    geometry: Geometry
+    chunks: Chunks
+    kv_lora_rank: int
     sm_scale: float
 
 
-def _kernel(plan: Plan, place: Ref, place_ahead: Ref, q: Ref, words: Ref, visible: Ref, *refs: Ref) -> None:
-    *sources, out, buffer, semaphores, maximum, denominator, weighted = refs
-    if plan.fetch.paged:
-        copies = PagedCopies(plan.fetch, *sources, buffer, semaphores)
-    else:
-        copies = FlatCopies(plan.fetch, sources[0], sources[1] if len(sources) > 1 else None, buffer, semaphores)
-    query, count = pl.program_id(0), pl.num_programs(0)
-    row, row_ahead = query // plan.queries, (query + 1) // plan.queries
+def _kernel(
+    plan: Plan,
+    num_chunks: Ref,
+    base: Ref,
+    table: Ref,
+    places: Ref,
+    next_places: Ref,
+    key_bits: Ref,
+    row_bits: Ref,
+    q: Ref,
+    keys: Ref,
+    *rest: Ref,
+) -> None:
+    *tail, output, buffer, semaphores, progress, maximum, denominator, weighted = rest
+    copies = UnitCopies(plan.geometry, table, keys, tail[0] if tail else None, buffer, semaphores)
+    softmax = Softmax(plan.kv_lora_rank, plan.sm_scale, maximum, denominator, weighted)
+    query, units = pl.program_id(0), plan.chunks.units
+    queries = pl.num_programs(0)
+    following = jnp.minimum(query + 1, queries - 1)
 
+    # Slot and copies under way of the chunk to compute next, from one grid step to the next.
     @pl.when(query == 0)
     def _() -> None:
-        copies.start(place, row, jnp.int32(0), jnp.int32(0))
+        progress[0] = 0
+        progress[1] = copies.start(base[0], lambda j: places[0, j], units, 0)
 
-    maximum[...] = jnp.full(maximum.shape, MASKED, jnp.float32)
-    denominator[...] = jnp.zeros(denominator.shape, jnp.float32)
-    weighted[...] = jnp.zeros(weighted.shape, jnp.float32)
+    def take_in(chunk: Scalar, carry: tuple[Scalar, Scalar]) -> tuple[Scalar, Scalar]:
+        slot, under_way = carry
+        last = chunk + 1 == num_chunks[query]
+        ahead = jnp.where(last, 0, (chunk + 1) * units)
+        count = copies.start(
+            base[jnp.where(last, following, query)],
+            lambda j: jnp.where(last, next_places[0, j], places[0, ahead + j]),
+            jnp.where(last & (query + 1 == queries), 0, units),
+            1 - slot,
+        )
+        copies.wait(under_way, slot)
 
-    def take_in(chunk: Scalar, _: None) -> None:
-        slot = (query * plan.chunks + chunk) % 2
-        last = chunk + 1 == plan.chunks
-
-        @pl.when(jnp.logical_not(last))
+        @pl.when(under_way > 0)
         def _() -> None:
-            copies.start(place, row, chunk + 1, 1 - slot)
+            word, bit = chunk // WORD_BITS, chunk % WORD_BITS
+            gathered = buffer[slot].reshape(plan.chunks.keys, -1)
+            softmax.add(q[...], gathered, key_bits[word] >> bit & 1, row_bits[word] >> bit & 1)
 
-        @pl.when(last & (query + 1 < count))
-        def _() -> None:
-            copies.start(place_ahead, row_ahead, jnp.int32(0), 1 - slot)
+        return 1 - slot, count
 
-        copies.wait(place, row, chunk, slot)
-        keys = _only_visible(buffer[slot].reshape(plan.fetch.chunk_rows, -1), words[0, chunk])
-        _add(plan, q[0], keys, visible[0, chunk] != 0, maximum, denominator, weighted)
-
-    jax.lax.fori_loop(0, plan.chunks, take_in, None)
-    total = jnp.sum(denominator[...], axis=1, keepdims=True)
-    out[0] = weighted[...] / jnp.where(total == 0.0, 1.0, total)
+    softmax.clear()
+    progress[0], progress[1] = jax.lax.fori_loop(0, num_chunks[query], take_in, (progress[0], progress[1]))
+    output[...] = softmax.result()
 
 
-def _only_visible(rows: jax.Array, words: jax.Array) -> jax.Array:
-    """`rows` [rows, width] with zeros in those that `words` [1, words] hides.
-
-    A weight of zero leaves NaN a NaN, so hidden rows must go before either matmul. They go by their bits, whole
-    sublanes at a time, which is one operation for `packing` rows and needs no narrow comparison.
-    """
-    count, width = rows.shape
-    column = jnp.broadcast_to(words, (LANES, words.shape[1])).T[: count * rows.dtype.itemsize // 4]
-    mask = jnp.concatenate([column] * cdiv(width, LANES), axis=1)[:, :width]
-    return pltpu.bitcast(pltpu.bitcast(rows, jnp.int32) & mask, rows.dtype)
-
-
-def _dot(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
-    """a . b over one axis of each, summed in float32; float32 inputs keep all their bits."""
-    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
-    dimensions = (((axes[0],), (axes[1],)), ((), ()))
-    return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
-
-
-def _add(
-    plan: Plan, q: jax.Array, keys: jax.Array, visible: jax.Array, maximum: Ref, denominator: Ref, weighted: Ref
-) -> None:
-    """Take one chunk into the online softmax (Milakov and Gimelshein, arXiv:1805.02867).
-
-    q is [heads, width], keys [rows, width], visible [1, rows]; maximum and denominator [heads, 128] hold equal lanes
-    and partial sums. Weights are rounded to the keys' dtype for the value product only: their sum keeps float32, and
-    rounding to nearest errs to both sides alike.
-    """
-    scores = jnp.where(visible, _dot(q, keys, (1, 1)) * plan.sm_scale, MASKED)
-    old = maximum[...]
-    new = jnp.maximum(old, jnp.max(scores, axis=1, keepdims=True))
-    decay = jnp.exp(old - new)
-    # A chunk without a visible row leaves the maximum at MASKED, where a hidden row's weight would be exp(0).
-    weights = jnp.where(visible, jnp.exp(scores - new[:, :1]), 0.0)
-    values = keys[:, : plan.value_width]
-    maximum[...] = new
-    denominator[...] = denominator[...] * decay + _lane_sums(weights)
-    weighted[...] = weighted[...] * decay[:, :1] + _dot(weights.astype(keys.dtype), values, (1, 0))
-
-
-def _lane_sums(weights: jax.Array) -> jax.Array:
-    """Sums of `weights` [heads, rows] spread over 128 lanes: whole vectors are added, lanes at the very end only."""
-    heads, rows = weights.shape
-    missing = -rows % LANES
-    padded = jnp.concatenate([weights, jnp.zeros((heads, missing), jnp.float32)], axis=1) if missing else weights
-    return sum(padded[:, i : i + LANES] for i in range(0, rows + missing, LANES))
-
-
-def attend(plan: Plan, q: jax.Array, sources: list[jax.Array], gathered: Gather, interpret: Any) -> jax.Array:
-    """Attend from every query.
+def attend(plan: Plan, q: jax.Array, source: Source, selection: Selection, interpret: Any) -> jax.Array:
+    """Attend to the selected tokens.
 
     Args:
-      plan: static facts.
-      q: [Q, heads, width], heads padded to whole tiles.
-      sources: a paged cache as packed rows [M, packing, width]; or a flat KV [B, T, width] and its tail, if it has one.
-      gathered: what each query fetches and sees.
-      interpret: as pallas_call takes it.
+      plan: static sizes and options.
+      q: [Q, H, Dk].
+      source: where keys lie.
+      selection: what each query lists.
+      interpret: as `pl.pallas_call` takes it.
 
     Returns:
-      [Q, heads, value_width] float32.
+      [Q, H, kv_lora_rank] float32.
     """
-    count, heads, width = q.shape
-    fetch, kv = plan.fetch, sources[0]
-    unit = (fetch.rows // fetch.packing, fetch.packing, width) if fetch.paged else (fetch.rows, width)
+    queries, heads, width = q.shape
+    chunks, geometry = plan.chunks, plan.geometry
+    span = (geometry.span // geometry.step, geometry.step) if geometry.paged else (geometry.span,)
+    in_hbm = pl.BlockSpec(memory_space=pltpu.HBM)
+    operands = [source.keys] + ([] if geometry.paged or not geometry.has_tail else [tail_of(source.keys, geometry)])
 
-    def of_query(shape: tuple[int, ...], **options: Any) -> pl.BlockSpec:
-        return pl.BlockSpec((1, *shape[1:]), lambda i: (i,) + (0,) * (len(shape) - 1), **options)
+    def a_query(*shape: int, memory_space: Any = pltpu.VMEM) -> pl.BlockSpec:
+        return pl.BlockSpec((None, *shape), lambda i, *_: (i, *[0] * len(shape)), memory_space=memory_space)
 
-    place = gathered.place
-    ahead = pl.BlockSpec((1, 1, place.shape[2]), lambda i: (jnp.minimum(i + 1, count - 1), 0, 0), memory_space=pltpu.SMEM)
+    places = selection.places
     return pl.pallas_call(
         functools.partial(_kernel, plan),
-        out_shape=jax.ShapeDtypeStruct((count, heads, plan.value_width), jnp.float32),
-        grid=(count,),
-        in_specs=[
-            of_query(place.shape, memory_space=pltpu.SMEM),
-            ahead,
-            of_query(q.shape),
-            of_query(gathered.words.shape),
-            of_query(gathered.visible.shape),
-            *[pl.BlockSpec(memory_space=pltpu.HBM) for _ in sources],
-        ],
-        out_specs=of_query((count, heads, plan.value_width)),
-        scratch_shapes=[
-            pltpu.VMEM((2, fetch.units, *unit), kv.dtype),
-            pltpu.SemaphoreType.DMA((2,)),
-            pltpu.VMEM((heads, LANES), jnp.float32),
-            pltpu.VMEM((heads, LANES), jnp.float32),
-            pltpu.VMEM((heads, plan.value_width), jnp.float32),
-        ],
+        out_shape=jax.ShapeDtypeStruct((queries, heads, plan.kv_lora_rank), jnp.float32),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=3,
+            grid=(queries,),
+            in_specs=[
+                a_query(*places.shape[1:], memory_space=pltpu.SMEM),
+                pl.BlockSpec(
+                    (None, 1, chunks.units),
+                    lambda i, *_: (jnp.minimum(i + 1, queries - 1), 0, 0),
+                    memory_space=pltpu.SMEM,
+                ),
+                a_query(*selection.key_bits.shape[1:]),
+                a_query(*selection.row_bits.shape[1:]),
+                a_query(heads, width),
+                *[in_hbm] * len(operands),
+            ],
+            out_specs=a_query(heads, plan.kv_lora_rank),
+            scratch_shapes=[
+                pltpu.VMEM((2, chunks.units, *span, source.keys.shape[-1]), source.keys.dtype),
+                pltpu.SemaphoreType.DMA((2,)),
+                pltpu.SMEM((2,), jnp.int32),
+                pltpu.VMEM((heads, LANES), jnp.float32),
+                pltpu.VMEM((heads, LANES), jnp.float32),
+                pltpu.VMEM((heads, plan.kv_lora_rank), jnp.float32),
+            ],
+        ),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
         interpret=interpret,
-        name=f"sparse_mla-rb_{fetch.read_block}-bu_{fetch.units}",
-    )(place, place, q, gathered.words, gathered.visible, *sources)
+        name="sparse_mla_attention",
+    )(
+        selection.chunks,
+        source.base,
+        source.table,
+        places,
+        places[..., : chunks.units],
+        selection.key_bits,
+        selection.row_bits,
+        q,
+        *operands,
+    )

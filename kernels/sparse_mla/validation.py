@@ -1,122 +1,139 @@
-"""What `sparse_mla_attention` refuses: everything here is static, so it works while tracing."""
+"""Refuse sparse MLA calls that mean nothing, while tracing, before anything is computed."""
 
 import math
+import numbers
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kernels.checks import require
-from kernels.layout import LANES, align, packing
+from kernels.layout import LANES, align, cdiv
 
-FLOATS = (jnp.bfloat16, jnp.float32)
-
-
-def require_number(argument: str, value: Any) -> None:
-    """Refuse a value that isn't a finite Python number; one computed under jit is a tracer, whose value nobody knows.
-
-    Raises:
-      ValueError: naming `argument`.
-    """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    found = "a traced array" if isinstance(value, jax.core.Tracer) else repr(value)
-    require(is_number and math.isfinite(value), argument, found, "a finite Python number, known while tracing")
+_DTYPES = ("float32", "bfloat16")
 
 
-def require_count(argument: str, value: Any) -> None:
-    """Refuse a value that isn't a Python integer of at least 1.
-
-    Raises:
-      ValueError: naming `argument`.
-    """
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    require(is_count, argument, repr(value), "a Python integer of at least 1")
+def require_rank(argument: str, array: jax.Array, rank: int) -> None:
+    """Require an array of `rank` dimensions."""
+    require(array.ndim == rank, argument, f"shape {array.shape}", f"{rank} dimensions")
 
 
-def require_array(argument: str, array: Any, shape: tuple[int | None, ...], form: str) -> None:
-    """Refuse an array that isn't int32 of `shape` (None fits any size); `form` is the shape in the contract's letters.
-
-    Raises:
-      ValueError: naming `argument`.
-    """
-    require(array is not None, argument, None, f"int32 {form}")
-    require(array.ndim == len(shape), argument, f"rank {array.ndim}", f"rank {len(shape)}: {form}")
-    require(array.dtype == jnp.int32, argument, array.dtype, "int32")
-    fits = all(want in (None, size) for size, want in zip(array.shape, shape, strict=True))
-    require(fits, argument, list(array.shape), f"{form} = {list(shape)}")
+def require_shape(argument: str, array: jax.Array, shape: tuple[int, ...], why: str) -> None:
+    """Require an array of exactly this shape."""
+    require(array.shape == shape, argument, f"shape {array.shape}", f"{shape} ({why})")
 
 
-def validate_cache(cache: Any, argument: str, width: int, page_size: int, read_block: int) -> None:
-    """Refuse a paged cache [N, page_size / packing, packing, align(width, 128)] that doesn't fit.
-
-    Raises:
-      ValueError: naming the argument.
-    """
-    require_count("page_size", page_size)
-    require(cache.ndim == 4, argument, f"rank {cache.ndim}", "rank 4: [N, page_size/packing, packing, align(Dk, 128)]")
-    require(cache.dtype in FLOATS, argument, cache.dtype, "bfloat16 or float32")
-    pk = packing(cache.dtype)
-    require(page_size % pk == 0, "page_size", page_size, f"a multiple of the packing {pk} of {cache.dtype}")
-    want = (page_size // pk, pk, align(width, LANES))
-    require(cache.shape[1:] == want, argument, list(cache.shape), f"[N, {want[0]}, {want[1]}, {want[2]}]")
-    require(page_size % read_block == 0, "read_block", read_block, f"a divisor of page_size {page_size}")
+def require_int32(argument: str, array: jax.Array) -> None:
+    """Require int32 values."""
+    require(array.dtype == jnp.int32, argument, f"dtype {array.dtype}", "int32")
 
 
-def validate(
-    q: Any,
-    kv: Any,
-    indices: Any,
-    positions: Any,
+def require_float(argument: str, array: jax.Array) -> None:
+    """Require a dtype that the kernel takes for keys and queries."""
+    require(jnp.dtype(array.dtype).name in _DTYPES, argument, f"dtype {array.dtype}", f"a dtype of {_DTYPES}")
+
+
+def require_count(argument: str, value: Any, *, least: int = 1) -> None:
+    """Require a Python integer of at least `least`: it shapes the compiled kernel, so no traced value can be one."""
+    is_count = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    require(is_count, argument, _describe(value), "a Python integer, known while tracing")
+    require(value >= least, argument, value, f"an integer of at least {least}")
+
+
+def require_scale(argument: str, value: Any) -> None:
+    """Require a finite Python number: it is baked into the compiled kernel, so no traced value can be one."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    require(is_number, argument, _describe(value), "a Python number, known while tracing")
+    require(math.isfinite(value), argument, value, "a finite number")
+
+
+def validate_attention(
+    q: jax.Array,
+    kv: jax.Array,
+    indices: jax.Array,
+    positions: jax.Array,
     *,
-    kv_lora_rank: int,
-    read_block: int,
-    block_units: int | None,
-    sm_scale: float | None,
-    page_table: Any,
-    page_size: int | None,
-    seq_len: int | None,
-    q_seq_id: Any,
-    seq_lens: Any,
-    cu_kv_lens: Any,
-    page_indices: Any,
+    kv_lora_rank: Any,
+    read_block: Any,
+    block_units: Any,
+    sm_scale: Any,
+    page_table: jax.Array | None,
+    page_size: Any,
+    seq_len: Any,
+    q_seq_id: jax.Array | None,
+    seq_lens: jax.Array | None,
+    cu_kv_lens: jax.Array | None,
+    page_indices: jax.Array | None,
 ) -> None:
-    """Refuse what the contract of `sparse_mla_attention` forbids.
-
-    Raises:
-      ValueError: naming the argument, what was found and what is wanted.
-    """
-    require_number("sm_scale", sm_scale)
-    require_count("block_units", block_units)
-    require_count("read_block", read_block)
-    require(q.ndim == 4, "q", f"rank {q.ndim}", "rank 4: [B, S, H, Dk]")
-    require(q.dtype in FLOATS, "q", q.dtype, "bfloat16 or float32")
-    require(kv.dtype == q.dtype, "kv", kv.dtype, f"q's dtype {q.dtype}")
-    batch, queries, _, width = q.shape
-    require_count("kv_lora_rank", kv_lora_rank)
-    require(kv_lora_rank <= width, "kv_lora_rank", kv_lora_rank, f"at most Dk = {width}")
-    require_array("indices", indices, (batch, queries, None), "[B, S, K]")
-    require_array("positions", positions, (batch, queries), "[B, S]")
+    """Raise ValueError unless the arguments of `sparse_mla_attention` fit together; no value of an array is read."""
+    require_scale("sm_scale", sm_scale)
+    for name, count in (("block_units", block_units), ("read_block", read_block), ("kv_lora_rank", kv_lora_rank)):
+        require_count(name, count)
+    _validate_queries(q, indices, positions)
+    require(kv_lora_rank <= q.shape[3], "kv_lora_rank", kv_lora_rank, f"1 up to Dk, the {q.shape[3]} columns of q")
+    require(kv.ndim in (3, 4), "kv", f"shape {kv.shape}", "3 dimensions (flat) or 4 (paged)")
+    require_float("kv", kv)
+    require(kv.dtype == q.dtype, "kv", f"dtype {kv.dtype}", f"{q.dtype} as q has")
     ragged = {"q_seq_id": q_seq_id, "seq_lens": seq_lens, "cu_kv_lens": cu_kv_lens, "page_indices": page_indices}
     paged = {"page_table": page_table, "seq_len": seq_len}
+    if kv.ndim == 3:
+        for name, given in {**ragged, **paged, "page_size": page_size}.items():
+            require(given is None, name, "a value", "None with flat kv [B, T, Dk]")
+        require_shape("kv", kv, (q.shape[0], kv.shape[1], q.shape[3]), "B and Dk of q")
+        return
+    _validate_pages(q, kv, page_size, read_block)
     if any(array is not None for array in ragged.values()):
-        _validate_ragged(batch, queries, **ragged)
-        given = [name for name, value in paged.items() if value is not None]
-        require(not given, given[0] if given else "", "given", "None: a ragged call has seq_lens and page_indices")
-        validate_cache(kv, "kv", width, page_size, read_block)
-    elif any(value is not None for value in (*paged.values(), page_size)):
-        require_count("page_size", page_size)
-        require_count("seq_len", seq_len)
-        require_array("page_table", page_table, (batch, -(-seq_len // page_size)), "[B, ceil(seq_len / page_size)]")
-        validate_cache(kv, "kv", width, page_size, read_block)
+        for name, given in paged.items():
+            require(given is None, name, "a value", "None with packed ragged requests")
+        _validate_ragged(q, ragged)
     else:
-        require(kv.ndim == 3, "kv", f"rank {kv.ndim}", "rank 3 [B, T, Dk], or page_size and a paged cache")
-        require(kv.shape[0] == batch, "kv", list(kv.shape), f"the batch of q, {batch}")
-        require(kv.shape[2] == width, "kv", list(kv.shape), f"the width of q, {width}")
+        _validate_table(q, page_table, page_size, seq_len)
 
 
-def _validate_ragged(batch: int, queries: int, q_seq_id: Any, seq_lens: Any, cu_kv_lens: Any, page_indices: Any) -> None:
-    require(batch == 1, "q", f"B = {batch}", "B = 1 in a packed ragged call")
-    require_array("q_seq_id", q_seq_id, (queries,), "[S]")
-    require_array("seq_lens", seq_lens, (None,), "[n]")
-    require_array("cu_kv_lens", cu_kv_lens, (seq_lens.shape[0] + 1,), "[n + 1]")
-    require_array("page_indices", page_indices, (None,), "[sum of pages]")
+def _validate_queries(q: jax.Array, indices: jax.Array, positions: jax.Array) -> None:
+    for name, array, rank in (("q", q, 4), ("indices", indices, 3), ("positions", positions, 2)):
+        require_rank(name, array, rank)
+    require_float("q", q)
+    require(min(q.shape[2:]) > 0, "q", f"shape {q.shape}", "at least one head and one column")
+    require_int32("indices", indices)
+    require_int32("positions", positions)
+    require_shape("indices", indices, (*q.shape[:2], indices.shape[2]), "B and S of q")
+    require_shape("positions", positions, q.shape[:2], "B and S of q")
+
+
+def _validate_pages(q: jax.Array, kv: jax.Array, page_size: Any, read_block: int) -> None:
+    require(page_size is not None, "page_size", page_size, "the tokens of a page of paged kv")
+    require_count("page_size", page_size)
+    _, rows, packing, width = kv.shape
+    require(rows * packing > 0, "kv", f"shape {kv.shape}", "at least one token a page")
+    require(page_size % packing == 0, "page_size", page_size, f"a multiple of the packing {packing} of kv")
+    require(page_size == rows * packing, "page_size", page_size, f"{rows * packing} tokens, as a page of kv has")
+    require(page_size % read_block == 0, "read_block", read_block, f"a divisor of page_size {page_size}")
+    wanted = align(q.shape[3], LANES)
+    require(width == wanted, "kv", f"last axis {width}", f"{wanted}, the {q.shape[3]} columns of q in whole lanes")
+
+
+def _validate_table(q: jax.Array, page_table: jax.Array | None, page_size: int, seq_len: Any) -> None:
+    require(page_table is not None, "page_table", page_table, "[B, pages] int32, or the arguments of ragged requests")
+    require(seq_len is not None, "seq_len", seq_len, "the length of every row of paged kv")
+    require_count("seq_len", seq_len, least=0)
+    require_rank("page_table", page_table, 2)
+    require_int32("page_table", page_table)
+    wanted = (q.shape[0], cdiv(seq_len, page_size))
+    require_shape("page_table", page_table, wanted, "B of q, the pages of seq_len tokens")
+
+
+def _validate_ragged(q: jax.Array, ragged: dict[str, jax.Array | None]) -> None:
+    require(q.shape[0] == 1, "q", f"B = {q.shape[0]}", "B = 1 with packed ragged requests")
+    for name, array in ragged.items():
+        require(array is not None, name, None, "an int32 array, as packed ragged requests need")
+        require_rank(name, array, 1)
+        require_int32(name, array)
+    require_shape("q_seq_id", ragged["q_seq_id"], (q.shape[1],), "S of q")
+    requests = ragged["seq_lens"].shape[0]
+    require_shape("cu_kv_lens", ragged["cu_kv_lens"], (requests + 1,), "one more than the requests of seq_lens")
+
+
+def _describe(value: Any) -> str:
+    return f"{value!r} of type {type(value).__name__}"

@@ -1,0 +1,81 @@
+"""Online softmax in float32 over chunks of gathered keys (Milakov and Gimelshein, arXiv:1805.02867)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas import tpu as pltpu
+
+from kernels.layout import LANES, cdiv
+from kernels.sparse_mla.selection import WORD_BITS
+
+Ref = Any
+
+
+def _dot(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
+    """a . b over one axis of each, summed in float32; float32 inputs keep all their bits."""
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+    dimensions = (((axes[0],), (axes[1],)), ((), ()))
+    return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
+
+
+class Softmax:
+    """Running maximum, denominator (equal lanes of [H, 128]) and weighted sum [H, kv_lora_rank] of one query."""
+
+    def __init__(self, kv_lora_rank: int, sm_scale: float, maximum: Ref, denominator: Ref, weighted: Ref) -> None:
+        self._kv_lora_rank, self._sm_scale = kv_lora_rank, sm_scale
+        self._maximum, self._denominator, self._weighted = maximum, denominator, weighted
+
+    def clear(self) -> None:
+        """Start a query."""
+        # The lowest finite number: below any score, yet its difference to a masked score is no NaN.
+        self._maximum[...] = jnp.full_like(self._maximum, jnp.finfo(jnp.float32).min)
+        self._denominator[...] = jnp.zeros_like(self._denominator)
+        self._weighted[...] = jnp.zeros_like(self._weighted)
+
+    def add(self, q: jax.Array, gathered: jax.Array, attended: jax.Array, attended_in_word: jax.Array) -> None:
+        """Take in one chunk.
+
+        Args:
+          q: [H, Dk].
+          gathered: [keys, Dk or more], rows of keys not attended may hold anything.
+          attended: [1, keys] int32, 1 for a key to attend, else 0.
+          attended_in_word: [packing, whole lanes] int32, the same by row of 32-bit words and token in it.
+        """
+        keys = gathered[:, : q.shape[1]]
+        scores = jnp.where(attended != 0, _dot(q, keys, (1, 1)) * self._sm_scale, -jnp.inf)
+        old_maximum = self._maximum[:, :1]
+        maximum = jnp.maximum(old_maximum, jnp.max(scores, axis=1, keepdims=True))
+        decay = jnp.exp(old_maximum - maximum)
+        # The denominator sums the weights as the value product sees them: rounding that all weights share, as it does
+        # when they are equal, then cancels instead of scaling the output.
+        weights = jnp.exp(scores - maximum).astype(gathered.dtype)
+        total = jnp.sum(weights.astype(jnp.float32), axis=1, keepdims=True)
+        values = _only_attended(gathered, attended_in_word)[:, : self._kv_lora_rank]
+        self._maximum[...] = jnp.broadcast_to(maximum, self._maximum.shape)
+        self._denominator[...] = self._denominator[...] * decay + total
+        self._weighted[...] = self._weighted[...] * decay + _dot(weights, values, (1, 0))
+
+    def result(self) -> jax.Array:
+        """The query's output [H, kv_lora_rank] float32; zeros if no key was attended."""
+        denominator = self._denominator[:, :1]
+        return jnp.where(denominator > 0, self._weighted[...] / denominator, 0.0)
+
+
+def _only_attended(gathered: jax.Array, attended_in_word: jax.Array) -> jax.Array:
+    """`gathered` with zeros in rows not attended, as a weight of zero leaves NaN a NaN.
+
+    The rows are cleared as 32-bit words, which all TPUs handle alike. Their masks lie along lanes and are turned by a
+    transposition, a vector of 128 equal columns at a time.
+    """
+    width = gathered.shape[1]
+    words = pltpu.bitcast(gathered, jnp.int32)
+    packing, lanes = attended_in_word.shape
+    bits = WORD_BITS // packing
+    kept = sum(
+        attended_in_word[i : i + 1] * np.uint32((2**bits - 1) << bits * i).astype(np.int32) for i in range(packing)
+    )
+    kept = jnp.broadcast_to(kept, (LANES, lanes)).T[: words.shape[0]]
+    kept = jnp.concatenate([kept] * cdiv(width, LANES), axis=1)[:, :width]
+    return pltpu.bitcast(words & kept, gathered.dtype)
