@@ -22,6 +22,7 @@ def main(arguments: list[str]) -> int:
     if verb not in VERBS:
         print(f"ci: unknown verb {verb!r}: wanted one of {', '.join(VERBS)}", file=sys.stderr)
         return 2
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the oracles' small products lose by threads
     if not {"tpu", "--backend=tpu"} & set(rest):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # or JAX looks for a TPU as soon as libtpu is installed
     return importlib.import_module(f"ci.{verb}").main(rest)
