@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.gate import EXIT_CODES, ROOT
+from ci.gate import EXIT_CODES, QUIET, ROOT
 from ci.results import Results
 from properties.case import CaseError, Record
 from properties.determinism import draw
@@ -71,22 +71,8 @@ def main(arguments: list[str]) -> int:
     record = dataclasses.replace(record, backend=options.backend or record.backend or "interpret")
     print(f"digest: {record.case.inputs().digest()}", flush=True)
     results = Results(seed=0)
-    command = [
-        str(ROOT / "properties" / "test_corpus.py"),
-        f"--rootdir={ROOT}",
-        "-q",
-        "--no-header",
-        "-p",
-        "no:cacheprovider",
-    ]
-    command += [
-        "-n",
-        "1",
-        "--max-worker-restart",
-        "10000",
-        f"--replay={record.to_json()}",
-        f"--backend={record.backend}",
-    ]
+    command = [str(ROOT / "properties" / "test_corpus.py"), *QUIET, "-n", "1", "--max-worker-restart", "10000"]
+    command += [f"--replay={record.to_json()}", f"--backend={record.backend}"]
     command += [f"--kernel={record.case.kernel}", *(f"--subject={subject}" for subject in options.subject)]
     command += [f"--mutant={options.mutant}"] if options.mutant else []
     code = pytest.main(command, plugins=[results])

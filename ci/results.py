@@ -53,8 +53,9 @@ class Results:
         self.not_provided: dict[str, set[str]] = defaultdict(set)
         self._rows: dict[tuple[str, str, str], Row] = defaultdict(Row)
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count one item's report."""
+        """Count one item's report; of equal failures only the first is told in full."""
         properties = dict(report.user_properties)
         result, finding = properties.get(RESULT), properties.get(FINDING)
         if result:
@@ -64,6 +65,8 @@ class Results:
                     str(report.longrepr[2]).removeprefix("Skipped: not provided: ")
                 )
         if finding:
+            if any(_sort(finding) == _sort(known) for known in self.findings):
+                report.longrepr = f"{finding['kind'].upper()} again: {finding['summary']}\nrepro: {finding['repro']}"
             self.findings.append(finding)
             subject = result["subject"] if result else self._subject_of(finding["kernel"])
             self._rows[finding["kernel"], subject, finding["backend"]].failures += 1
@@ -108,6 +111,11 @@ class Results:
         failures = [{key: value for key, value in finding.items() if key != "details"} for finding in self.findings]
         plain = {"schema": SCHEMA, "seed": self.seed, "versions": versions(), "rows": self.rows(), "failures": failures}
         path.write_text(json.dumps(plain, indent=1) + "\n")
+
+
+def _sort(finding: dict) -> tuple[str, ...]:
+    """What equal failures share."""
+    return tuple(finding[name] for name in ("kernel", "property", "backend", "kind"))
 
 
 def versions() -> dict[str, str]:

@@ -63,7 +63,7 @@ class Station:
     """The one case to replay, instead of cases drawn."""
 
     def __str__(self) -> str:
-        return f"{self.backend}-{self.config}"
+        return f"{self.property.name + '-' if self.case else ''}{self.backend}-{self.config}"
 
 
 def replays(record: Record, backends: Collection[str]) -> Iterator[Station]:

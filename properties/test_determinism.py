@@ -13,7 +13,7 @@ from properties.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = range(6)
-NEEDED = ("numpy", "ml_dtypes", "hypothesis", "sortedcontainers")
+NEEDED = ("numpy", "ml_dtypes", "hypothesis", "sortedcontainers", "pytest")
 """All that drawing a case needs: another Python installs these alone."""
 
 SCRIPT = "from properties.test_determinism import digests; print(*digests(), sep='\\n')"
