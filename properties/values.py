@@ -46,8 +46,8 @@ RECIPES: dict[str, Recipe] = {
     "grid": Recipe(sigma=0.0, needle=0.0, winner=-300.0, grid=True),
 }
 
-POISONS = ("nan", "mixed", "inf", "finite")
-"""What unowned memory holds: NaN with several payloads, Infs, both, or plausible finite numbers."""
+POISONS = ("finite", "nan", "mixed", "inf")
+"""What unowned memory holds: plausible finite numbers, NaN with several payloads, both NaN and Inf, or Inf."""
 
 _POISON_BITS: dict[str, dict[str, tuple[int, ...]]] = {
     "f32": {"nan": (0x7FC00000, 0xFFC00001, 0x7FA00000), "inf": (0x7F800000, 0xFF800000)},
