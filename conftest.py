@@ -21,10 +21,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--backend", action="append", default=[], help="interpret, tpu-interpret, compile or tpu")
     group.addoption("--examples", type=int, default=20, help="cases a config and property (default 20)")
     group.addoption("--seed", type=int, default=0, help="seed of every draw (default 0)")
+    group.addoption("--configs", type=int, metavar="N",
+                    help="run N configs a family, drawn from the full product of options, not the menus")  # fmt: skip
     group.addoption("--replay", metavar="JSON", help="hold this one record instead of the regression corpus")
     group.addoption("--no-shrink", action="store_true", help="report the first failing case as it was found")
     group.addoption("--time-limit", type=float, default=TIME_LIMIT, help="seconds a call may take before it is a hang")
     group.addoption("--mutant", metavar="ID", help="plant this known fault in our kernel first")
+    group.addoption("--deadline", type=float, metavar="SECONDS", help="skip items that would start after this Unix time")
+    group.addoption("--worker-memory", type=float, metavar="GB",
+                    help="what a worker may allocate: more is a crash of the kernel under test, not of the machine")  # fmt: skip
+    group.addoption("--example-database", metavar="WHERE",
+                    help="failures to replay first and to add to: a folder, redis://HOST:PORT/DB or github:OWNER/REPO "
+                    "(default: .hypothesis/failures; none with --mutant or --replay)")  # fmt: skip
     group.addoption("--flight", help="folder for the cases in flight (default: a new temporary one)")
 
 
@@ -42,6 +50,10 @@ def pytest_configure(config: pytest.Config) -> None:
             planting.plant(config.option.mutant)
         except planting.MutantError as error:
             raise pytest.UsageError(str(error)) from None
-    from properties import plugin
+    from properties import plugin, sharing
 
-    config.pluginmanager.register(plugin.Differential(config), "differential")
+    differential = plugin.Differential(config)
+    config.pluginmanager.register(differential, "differential")
+    hooks = None if hasattr(config, "workerinput") else sharing.of(config, differential.session.subjects.values())
+    if hooks:
+        config.pluginmanager.register(hooks, "sharing")

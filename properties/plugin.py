@@ -1,20 +1,23 @@
 """pytest hooks of the differential properties: their items, seeds, results, and the report of a failure."""
 
 import dataclasses
+import functools
+import resource
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis.database import DirectoryBasedExampleDatabase
 
-from properties import aot, backends, determinism, findings, flight, session, subjects
-from properties.case import Record
-from properties.families import CASES
+from properties import aot, backends, determinism, findings, flight, session, sharing, subjects
+from properties.case import Config, Record, to_plain
+from properties.families import CASES, FAMILIES
+from properties.reports import FINDING, RESULT
 from properties.stations import Property, Station, replays
 
-RESULT, FINDING = "ragged_oracle.result", "ragged_oracle.finding"
-"""Names of the user properties in which a report carries a station's counts and its failure (JUnit XML shows them)."""
+NOT_PROVIDED = "not provided"
+"""How the reason of a skip begins when the subject lacks what the property needs."""
 
 
 class Differential:
@@ -38,7 +41,10 @@ class Differential:
         self.flight_folder = Path(config.option.flight)
         airborne = flight.Flight(self.flight_folder, worker, config.option.time_limit)
         self.session = session.Session(self.subjects, self.backends, airborne)
-        self.database = DirectoryBasedExampleDatabase(config.rootpath / ".hypothesis" / "examples")
+        if config.option.worker_memory and hasattr(config, "workerinput"):
+            limit = int(config.option.worker_memory * 2**30)
+            # Of private memory: libraries and what is only reserved don't count, as they would in RLIMIT_AS.
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         session.begin(self.session)
         determinism.pin_hypothesis()
 
@@ -46,7 +52,7 @@ class Differential:
         """One item for each station of a property, or of a record to replay, on the chosen backends."""
         prop: Property | None = getattr(metafunc.function, "property", None)
         if prop:
-            stations = [s for name in self.backends for s in prop.stations(name)]
+            stations = [s for name in self.backends for s in prop.stations(name, self._configs(prop.family))]
         elif "station" in metafunc.fixturenames:
             stations = [s for record in self.records() for s in replays(record, self.backends)]
         else:
@@ -56,12 +62,21 @@ class Differential:
         params = [pytest.param(station, id=str(station), marks=group(str(station))) for station in stations]
         metafunc.parametrize("station", params)
 
+    @functools.cache  # noqa: B019 (one instance a process)
+    def _configs(self, family: str) -> tuple[Config, ...] | None:
+        """The configs that --configs asks for; None for the menus. They depend on the seed, not on how many follow."""
+        if self.options.configs is None:
+            return None
+        keys = (f"{self.options.seed}:{number}" for number in range(self.options.configs))
+        return tuple(dict.fromkeys(determinism.draw(FAMILIES[family].configs(), key) for key in keys))
+
     def records(self) -> list[Record]:
-        """What to replay: the record of --replay, else the regression corpus on the chosen backends."""
+        """What to replay: the record of --replay, else the regression corpus and what other runs shared."""
         if self.options.replay:
             return [Record.from_json(self.options.replay, CASES)]
         corpus = sorted((Path(__file__).parent / "corpus").glob("*.json"))
         records = [Record.from_json(path.read_text(), CASES) for path in corpus]
+        records += sharing.snapshot(self.flight_folder)
         return [record for record in records if record.backend is None or record.backend in self.backends]
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -69,20 +84,22 @@ class Differential:
         items[:] = [item for item in items if _station(item) or "station" not in getattr(item, "fixturenames", ())]
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Give the item its seed and a fresh count; skip it, visibly, when the subject lacks what it needs."""
+        """Give the item its seed and a fresh count; skip it, visibly, when time is up or the subject lacks a name."""
         station = _station(item)
         if station is None:
             return
+        self.session.tally = type(self.session.tally)()
+        if self.options.deadline and time.time() > self.options.deadline:
+            pytest.skip("out of time")
         missing = [
             name for name in station.property.needs if name not in self.subjects[station.property.kernel].provided
         ]
         if missing:
-            pytest.skip(f"not provided: {', '.join(missing)}")
-        self.session.tally = type(self.session.tally)()
+            pytest.skip(f"{NOT_PROVIDED}: {', '.join(missing)}")
         if station.case is None and hasattr(item.obj, "hypothesis"):
             key = f"{self.options.seed}:{station.property.family}:{station.property.name}:{station}"
             examples = max(1, round(self.options.examples * station.share))
-            determinism.configure(item.obj, key, examples, self.database, not self.options.no_shrink)
+            determinism.configure(item.obj, key, examples, None, not self.options.no_shrink)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo) -> Iterator[pytest.TestReport]:
@@ -106,6 +123,8 @@ class Differential:
             return
         text, choose, kind = left
         record = Record.from_json(text, CASES)
+        if f"{record.backend}-{record.case.config}" not in crashitem:
+            return  # it died before its item made a case
         took = f"took longer than {self.options.time_limit:g} s" if kind == "hang" else "killed its process"
         found = findings.finding(record, choose, kind, f"the call {took}")
         report.user_properties = [(FINDING, dataclasses.asdict(found))]
@@ -119,18 +138,25 @@ class Differential:
             "backend": station.backend,
             "property": station.property.name,
             "config": str(station.config),
+            "options": to_plain(station.config),
+            "replayed": _record(station).to_json() if station.case else None,
             "cases": tally.cases,
             "unsupported": tally.unsupported,
-            "not_provided": report.skipped,
+            "not_provided": report.skipped and NOT_PROVIDED in str(report.longrepr),
             "seconds": report.duration,
             "parts": dict(tally.seconds),
             "worst_ratio": tally.worst_ratio,
+            "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         }
 
 
 def _station(item: pytest.Item) -> Station | None:
     station = item.callspec.params.get("station") if hasattr(item, "callspec") else None
     return station if isinstance(station, Station) else None
+
+
+def _record(station: Station) -> Record:
+    return Record(station.case, station.property.name, station.backend)
 
 
 def _discrepancy(error: BaseException) -> findings.Discrepancy | None:

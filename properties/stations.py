@@ -1,6 +1,6 @@
 """Stations: which property runs on which backend and config, and the decorators that make pytest tests of them."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -42,12 +42,12 @@ class Property:
         """The kernel whose subject is asked."""
         return FAMILIES[self.family].case.kernel
 
-    def stations(self, backend: str) -> Iterator["Station"]:
-        """What `backend` runs of this property."""
+    def stations(self, backend: str, configs: Sequence[Config] | None = None) -> Iterator["Station"]:
+        """What `backend` runs of this property, on `configs` (default: its family's menus)."""
         if backend in self.plans:
             plan, family = self.plans[backend], FAMILIES[self.family]
             menu = family.menu + family.serving_menu if backend == aot.BACKEND else family.menu
-            for config in menu[:: plan.stride]:
+            for config in (menu if configs is None else configs)[:: plan.stride]:
                 yield Station(self, backend, config, plan.share)
 
 
