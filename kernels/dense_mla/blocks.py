@@ -1,25 +1,28 @@
 """Block sizes used when the caller gives none."""
 
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
 from kernels.layout import cdiv
 
-_ROWS_PER_BLOCK = 512
-_KEYS_PER_BLOCK = 512
 
+def _side_of_scores(dot_dtype: DTypeLike) -> int:
+    """Rows, and keys, of the score matrix of a block.
 
-def default_num_queries_per_block(num_tokens: int, num_heads: int) -> int:
-    """Queries whose (padded) heads together make 512 rows of the score matrix, and no more than there are tokens.
-
-    512 rows keep a matrix unit busy for longer than it takes to load the next weights; more would only grow VMEM.
+    512 rows keep a matrix unit busy for longer than it takes to load the next weights, and 512 keys hide the latency of
+    a copy behind the block before. Dots of float32 inputs take several passes, so half of it does, and fits in VMEM.
     """
-    return max(1, min(_ROWS_PER_BLOCK // num_heads, num_tokens))
+    return 256 if dot_dtype == jnp.float32 else 512
 
 
-def default_num_kv_pages_per_block(page_size: int, pages_per_sequence: int) -> int:
-    """Pages that together hold 512 keys, and no more than a sequence's page table holds.
+def default_num_queries_per_block(num_tokens: int, num_heads: int, dot_dtype: DTypeLike) -> int:
+    """Queries whose heads, padded, fill the rows of a block's scores, and no more than there are tokens."""
+    return max(1, min(_side_of_scores(dot_dtype) // num_heads, num_tokens))
 
-    512 keys hide the latency of a page's copy behind the block before it, for pages of any size.
-    """
-    return max(1, min(_KEYS_PER_BLOCK // page_size, pages_per_sequence))
+
+def default_num_kv_pages_per_block(page_size: int, pages_per_sequence: int, dot_dtype: DTypeLike) -> int:
+    """Pages that together fill the keys of a block's scores, and no more than a sequence's page table holds."""
+    return max(1, min(_side_of_scores(dot_dtype) // page_size, pages_per_sequence))
 
 
 def even_queries_per_block(q_len: int, limit: int) -> int:

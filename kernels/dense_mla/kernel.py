@@ -59,8 +59,13 @@ def _kernel(
     key_copies = KeyCopies(plan, schedule, cache_latent, cache_rope, key_buffer, key_semaphores)
     output_copies = OutputCopies(output, output_buffer, in_flight, output_semaphores)
 
+    def report(message: str, *values: Scalar) -> None:
+        if plan.debug:
+            pl.debug_print(message, *values)
+
     def compute(num_queries: int, progress: _Progress) -> _Progress:
         block, following = progress.block, schedule.after(progress.block)
+        report("sequence {}: queries from position {}, {} of them", block.seq, block.position, block.num_queries)
         slot = progress.query_blocks % 2
         query_copies.start(following, 1 - slot)
         query_copies.wait(block, slot)
@@ -68,6 +73,7 @@ def _kernel(
         num_key_blocks = jnp.maximum((block.num_pages + (plan.pages_per_block - 1)) // plan.pages_per_block, 1)
 
         def take_in(index: Scalar, done: Scalar) -> Scalar:
+            report("sequence {}: key block {} of {}", block.seq, index, num_key_blocks)
             key_slot = done % 2
             last = index + 1 == num_key_blocks
             ahead = jax.tree.map(lambda a, b: jnp.where(last, a, b), following, block)

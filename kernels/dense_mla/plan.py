@@ -61,6 +61,8 @@ class Plan:
     """Pages of keys computed together."""
     q_dtype: DTypeLike
     kv_dtype: DTypeLike
+    dot_dtype: DTypeLike
+    """Of the dots' inputs: bfloat16, which holds narrower caches exactly, unless a float32 input would lose by it."""
     score_scale: float
     """sm_scale * q_scale * k_scale."""
     value_scale: float
@@ -90,11 +92,6 @@ class Plan:
         return LANES if self.keys_per_block % LANES == 0 else self.keys_per_block
 
     @property
-    def dot_dtype(self) -> DTypeLike:
-        """Dtype of the dots' inputs: bfloat16, exact for every narrow cache, unless a 32-bit input would lose by it."""
-        return jnp.float32 if jnp.float32 in (self.q_dtype, self.kv_dtype) else jnp.bfloat16
-
-    @property
     def max_queries_per_block(self) -> int:
         """Queries that a buffer holds."""
         return max(self.queries_per_block, self.chunk_queries_per_block)
@@ -119,11 +116,13 @@ def make_plan(
     num_heads = align(heads, SUBLANES * packing(ql_nope.dtype))
     page_size = cache_kv_c.shape[1] * cache_kv_c.shape[2]
     pages_per_seq = page_indices.shape[0] // kv_lens.shape[0]
-    queries = min(options.num_queries_per_block or default_num_queries_per_block(num_tokens, num_heads), num_tokens)
+    q_dtype, kv_dtype = jnp.dtype(ql_nope.dtype), jnp.dtype(cache_kv_c.dtype)
+    dot_dtype = jnp.dtype(jnp.float32 if jnp.float32 in (q_dtype, kv_dtype) else jnp.bfloat16)
+    default_queries = default_num_queries_per_block(num_tokens, num_heads, dot_dtype)
+    queries = min(options.num_queries_per_block or default_queries, num_tokens)
     chunk = options.chunk_prefill_size
-    pages = min(
-        options.num_kv_pages_per_block or default_num_kv_pages_per_block(page_size, pages_per_seq), pages_per_seq
-    )
+    default_pages = default_num_kv_pages_per_block(page_size, pages_per_seq, dot_dtype)
+    pages = min(options.num_kv_pages_per_block or default_pages, pages_per_seq)
     # The keys of a block fill whole tiles of the cache's dtype.
     pages = max(pages, cdiv(SUBLANES * packing(cache_kv_c.dtype), page_size))
     window = options.sliding_window
@@ -143,8 +142,9 @@ def make_plan(
         queries_per_block=queries,
         chunk_queries_per_block=queries if chunk is None else even_queries_per_block(chunk, queries),
         pages_per_block=pages,
-        q_dtype=jnp.dtype(ql_nope.dtype),
-        kv_dtype=jnp.dtype(cache_kv_c.dtype),
+        q_dtype=q_dtype,
+        kv_dtype=kv_dtype,
+        dot_dtype=dot_dtype,
         score_scale=float(options.sm_scale) * float(q_scale) * float(k_scale),
         value_scale=float(v_scale),
         soft_cap=soft_cap,

@@ -4,13 +4,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.pallas import tpu as pltpu
 
 from kernels.dense_mla.masking import DEFAULT_MASK_VALUE
 from kernels.dense_mla.plan import Plan
 from kernels.dense_mla.schedule import QueryBlock, Scalar
-from kernels.layout import LANES, cdiv
+from kernels.layout import LANES, cdiv, packing
 
 Ref = Any
+
+_WORD_BITS = {1: (-1,), 2: (0x0000FFFF, -0x00010000)}
+"""Bits of a 32-bit word, as int32, that each of the rows sharing it holds, by the number of these rows."""
 
 
 def _dot(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
@@ -98,6 +102,12 @@ class Softmax:
     def _values(self, keys: jax.Array, block: QueryBlock, first_key: Scalar) -> jax.Array:
         """Latent columns of the keys, with zeros in rows that no query may see: a weight of zero leaves NaN a NaN."""
         values = keys[:, : self._plan.latent_width]
-        key = first_key + jax.lax.broadcasted_iota(jnp.int32, values.shape, 0)
-        seen = (key >= block.first_key) & (key < block.end_key)
-        return jnp.where(seen, values.astype(jnp.float32), 0.0).astype(values.dtype)
+        # Rows are cleared in the 32-bit words they share: TPUs don't select 16-bit values under a 32-bit mask.
+        rows_per_word = packing(values.dtype)
+        words = pltpu.bitcast(values, jnp.int32)
+        key = first_key + rows_per_word * jax.lax.broadcasted_iota(jnp.int32, words.shape, 0)
+        kept = jnp.zeros_like(words)
+        for row in range(rows_per_word):
+            seen = (key + row >= block.first_key) & (key + row < block.end_key)
+            kept |= jnp.where(seen, _WORD_BITS[rows_per_word][row], 0)
+        return pltpu.bitcast(words & kept, values.dtype)
