@@ -27,9 +27,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--no-shrink", action="store_true", help="report the first failing case as it was found")
     group.addoption("--time-limit", type=float, default=TIME_LIMIT, help="seconds a call may take before it is a hang")
     group.addoption("--mutant", metavar="ID", help="plant this known fault in our kernel first")
-    group.addoption("--deadline", type=float, metavar="SECONDS", help="skip items that would start after this Unix time")
+    group.addoption("--deadline", type=float, metavar="UNIX", help="skip items that would start after this time")
     group.addoption("--worker-memory", type=float, metavar="GB",
-                    help="what a worker may allocate: more is a crash of the kernel under test, not of the machine")  # fmt: skip
+                    help="what a worker may allocate: more is a crash of the kernel under test")  # fmt: skip
     group.addoption("--example-database", metavar="WHERE",
                     help="failures to replay first and to add to: a folder, redis://HOST:PORT/DB or github:OWNER/REPO "
                     "(default: .hypothesis/failures; none with --mutant or --replay)")  # fmt: skip

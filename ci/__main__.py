@@ -7,6 +7,8 @@ import sys
 VERBS = {
     "gate": "check the kernels; exit 0 clean, 1 something was found, 2 usage or environment",
     "repro": "replay one case: a file, '-', JSON as printed in a failure, or KERNEL:SEED",
+    "fuzz": "check the kernels on fresh cases for hours; writes a folder that report and repro read",
+    "report": "one HTML page of a night of fuzzing",
     "mutants": "plant known faults in the kernels and see whether the gate finds them",
     "bench": "checked cases a second, and what the compiler says of each config",
 }
@@ -23,7 +25,7 @@ def main(arguments: list[str]) -> int:
         print(f"ci: unknown verb {verb!r}: wanted one of {', '.join(VERBS)}", file=sys.stderr)
         return 2
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the oracles' small products lose by threads
-    if not {"tpu", "--backend=tpu"} & set(rest):
+    if verb != "fuzz" and not {"tpu", "--backend=tpu"} & set(rest):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # or JAX looks for a TPU as soon as libtpu is installed
     return importlib.import_module(f"ci.{verb}").main(rest)
 

@@ -1,4 +1,4 @@
-"""Failures shared between runs and machines, through Hypothesis' ExampleDatabase: replayed first, dropped once they pass.
+"""Failures shared between runs and machines, through Hypothesis' ExampleDatabase: replayed first, dropped once right.
 
 Only the controlling process talks to the database. Its workers, which must all collect the same items, read what it
 fetched from the folder of the cases in flight.
