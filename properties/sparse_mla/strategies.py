@@ -86,7 +86,8 @@ def cases(draw: st.DrawFn, config: SparseConfig) -> SparseCase:
     positions = tuple(_position(config, *row) for row in zip(lengths, draw(codes(rows)), strict=True))
     drawn = draw(codes(rows * config.topk))
     listed = (drawn[i : i + config.topk] for i in range(0, len(drawn), config.topk))
-    units = tuple(_units(config, *row) for row in zip(lengths, positions, listed, draw(codes(rows)), strict=True))
+    rb, described = config.read_block, zip(lengths, positions, listed, draw(codes(rows)), strict=True)
+    units = tuple(units_of_query(rb, *row) for row in described)
     pages = _pages(config, seq_lens, draw(codes(config.pool)), draw(codes(1))[0])
     return SparseCase(config, units, positions, pages, q_seq_id, seq_lens, draw(values()))
 
@@ -103,10 +104,10 @@ def _position(config: SparseConfig, length: int, code: int) -> int:
     return pick(edges or [0], range(length), code)
 
 
-def _units(config: SparseConfig, length: int, position: int, drawn: bytes, padding: int) -> tuple[int, ...]:
+def units_of_query(read_block: int, length: int, position: int, drawn: bytes, padding: int) -> tuple[int, ...]:
     """K unit ids: padding, the causal edge, the last unit, ids past every length, and real units (duplicates too)."""
-    count, edge = -(-length // config.read_block), position // config.read_block
-    special = (-1, 0, edge, edge + 1, count - 1, count, LARGEST, LARGEST // config.read_block, -(2**31))
+    count, edge = -(-length // read_block), position // read_block
+    special = (-1, 0, edge, edge + 1, count - 1, count, LARGEST, LARGEST // read_block, -(2**31))
     units = [pick(special, range(count), code) for code in drawn]
     where, pads = padding % 4, padding // 4 % (len(drawn) + 1)
     if where == 1:  # padding leads
@@ -145,8 +146,8 @@ def blank(config: SparseConfig) -> SparseCase:
 def _serving(source: str, dtype: str, heads: int, read_block: int) -> SparseConfig:
     """A config of DeepSeek-V3.2's sizes under tensor parallelism (16 heads) or without (128)."""
     flat, ragged = source == "flat", source == "ragged"
-    topk, block_units, tokens = (2048, 128, 8192) if read_block == 1 else (2048 // read_block, 1024 // read_block, 8192)
-    page_size = 0 if flat else max(64, read_block)
+    page_size, tokens = 0 if flat else max(64, read_block), 8192
+    block_units = max(1, 1024 // read_block) if read_block > 1 else 32 if flat else 128
     return SparseConfig(
         source=source,
         dtype=dtype,
@@ -155,7 +156,7 @@ def _serving(source: str, dtype: str, heads: int, read_block: int) -> SparseConf
         rope=64,
         batch=1,
         queries=8,
-        topk=topk,
+        topk=2048 // read_block,
         read_block=read_block,
         block_units=block_units,
         tokens=tokens,
