@@ -1,5 +1,6 @@
 """Calls of dense MLA that must be refused, each one step away from a good call."""
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -32,6 +33,7 @@ def bad_static_calls(inputs: Inputs) -> Iterator[BadCall]:
             yield f"{name}={value}", name, inputs.with_options({name: value})
     for name, array in inputs.args.items():
         yield f"{name} of rank {array.ndim + 1}", name, inputs.with_arrays({name: array[None]})
+        yield f"{name} of rank {array.ndim - 1}", name, inputs.with_arrays({name: array[0]})
     for name in METADATA:
         yield f"{name} int8", name, inputs.with_arrays({name: inputs.args[name].astype(np.int8)})
     yield from _bad_sizes(inputs)
@@ -69,30 +71,56 @@ def _bad_caches(inputs: Inputs) -> Iterator[BadCall]:
 
 def bad_values(case: DenseCase, inputs: Inputs) -> Iterator[BadCall]:
     """Every wrong value in the index arrays: refused where they are known."""
-    slots = case.config.sequences
-    (i, j, n), q_lens, kv_lens = case.distribution, case.q_lens, case.kv_lens
+    slots, (i, j, n) = case.config.sequences, case.distribution
     wrong = {"i > j": (j + 1, j, n), "j > n": (i, n + 1, n), "n > S": (i, j, slots + 1), "i < 0": (-1, j, n)}
     for what, distribution in wrong.items():
         yield f"distribution with {what}", "distribution", _with(inputs, "distribution", distribution)
     yield "cu_q_lens that starts at 1", "cu_q_lens", _with_value(inputs, "cu_q_lens", 0, 1)
     if n:
-        last = n - 1
-        yield "more queries than T", "cu_q_lens", _with_value(inputs, "cu_q_lens", n, case.config.tokens + 1)
-        yield "an empty sequence", "cu_q_lens", _with_value(inputs, "cu_q_lens", n, inputs.args["cu_q_lens"][last])
-        yield "kv_len below q_len", "kv_lens", _with_value(inputs, "kv_lens", last, q_lens[last] - 1)
-        yield "kv_len past the table", "kv_lens", _with_value(inputs, "kv_lens", last, case.config.capacity + 1)
-        used = last * case.config.pages_a_sequence + (kv_lens[last] - 1) // case.config.page_size
-        for page in (-1, case.config.pool):
-            yield f"used page {page}", "page_indices", _with_value(inputs, "page_indices", used, page)
-    if n > 1 and j < n:
-        writer = case.config.pages_a_sequence * (n - 2) + (kv_lens[n - 2] - 1) // case.config.page_size
-        if (kv_lens[n - 2] - 1) % case.config.page_size == (kv_lens[n - 1] - 1) % case.config.page_size:
-            page = inputs.args["page_indices"][writer]
-            yield "a slot written twice", "page_indices", _with_value(inputs, "page_indices", used, page)
-    if any(q_len != 1 for q_len in q_lens):
-        first = next(s for s, q_len in enumerate(q_lens) if q_len != 1)
-        decodes = (first + 1, max(j, first + 1), n)
-        yield "a decode sequence with q_len > 1", "cu_q_lens", _with(inputs, "distribution", decodes)
+        yield from _bad_lengths(case, inputs)
+        yield from _bad_pages(case, inputs)
+        yield from _bad_ranges(case, inputs)
+
+
+def _bad_lengths(case: DenseCase, inputs: Inputs) -> Iterator[BadCall]:
+    """Of the first and of the last active sequence."""
+    config, n = case.config, case.active
+    yield "more queries than T", "cu_q_lens", _with_value(inputs, "cu_q_lens", n, config.tokens + 1)
+    for s in {0, n - 1}:
+        start = int(inputs.args["cu_q_lens"][s])
+        yield f"sequence {s} empty", "cu_q_lens", _with_value(inputs, "cu_q_lens", s + 1, start)
+        yield f"cu_q_lens that falls at {s + 1}", "cu_q_lens", _with_value(inputs, "cu_q_lens", s + 1, start - 1)
+        for kv_len in (case.q_lens[s] - 1, 0, -1, config.capacity + 1, 2**31 - 1):
+            if kv_len < case.q_lens[s] or kv_len > config.capacity:
+                yield f"kv_len {kv_len}", "kv_lens", _with_value(inputs, "kv_lens", s, kv_len)
+
+
+def _bad_pages(case: DenseCase, inputs: Inputs) -> Iterator[BadCall]:
+    """A page outside the cache, in the first and the last used column; and a slot that two tokens write."""
+    config, table = case.config, inputs.args["page_indices"]
+    last = [s * config.pages_a_sequence + (kv_len - 1) // config.page_size for s, kv_len in enumerate(case.kv_lens)]
+    for column in (0, last[-1]):
+        for page in (-1, config.pool, 2**31 - 1):
+            what = f"page {page} in entry {column}"
+            yield what, "page_indices", _with_value(inputs, "page_indices", column, page)
+    final = [(kv_len - 1) % config.page_size for kv_len in case.kv_lens]
+    pairs = itertools.combinations(range(case.active), 2)
+    for one, other in [(a, b) for a, b in pairs if final[a] == final[b]][:1]:
+        page = int(table[last[one]])
+        yield "a slot written twice", "page_indices", _with_value(inputs, "page_indices", last[other], page)
+
+
+def _bad_ranges(case: DenseCase, inputs: Inputs) -> Iterator[BadCall]:
+    """A sequence listed in a range of the distribution that its q_len doesn't fit."""
+    (_, j, n), q_lens, chunk = case.distribution, case.q_lens, case.config.chunk_prefill_size
+    longer = [s for s in range(n) if q_lens[s] != 1]
+    if longer:
+        decodes = (longer[0] + 1, max(j, longer[0] + 1), n)
+        yield "a decode sequence with q_len > 1", "distribution", _with(inputs, "distribution", decodes)
+    others = [s for s in range(n) if q_lens[s] != chunk]
+    if chunk and others:
+        ranges = (0, others[0] + 1, n)
+        yield "a chunk of another size", "chunk_prefill_size", _with(inputs, "distribution", ranges)
 
 
 def _with(inputs: Inputs, name: str, values: tuple[int, ...]) -> Inputs:
