@@ -12,7 +12,7 @@ import numpy as np
 from properties import aot
 from properties.backends import Backend, Outputs
 from properties.case import Inputs, Record
-from properties.compare import Verdict, first_changed_bit, judge
+from properties.compare import Verdict, first_changed_bit, judge, lean
 from properties.families import FAMILIES
 from properties.family import Expected
 from properties.findings import Discrepancy, Unsupported, finding
@@ -137,6 +137,14 @@ class Trial:
                 verdict.kind, f"{what} {_headline(verdict, got.size)}".strip(), self._explain(inputs, got, verdict)
             )
 
+    def unbiased(self, got: np.ndarray, expected: np.ndarray, bound: np.ndarray) -> None:
+        """Fail if the errors of `got` [..., columns], each within its bound, lean to one side all together."""
+        with self.tally.timing("compare"):
+            mean, limit = lean(got, expected, bound)
+        if abs(mean) > limit:
+            side = "away from" if mean > 0 else "towards"
+            self.fail("value", f"errors lean {side} zero: {mean:+.3f} x the bound on average, by chance {limit:.3f}")
+
     def same_bits(self, got: np.ndarray, want: np.ndarray, kind: str, what: str) -> None:
         """Fail unless `got` and `want` are equal bit by bit; `what` says what they are."""
         self._same_kind(got, want.shape, what)
@@ -173,6 +181,8 @@ def describe(record: Record) -> str:
 
 
 def _compact(value: object) -> str:
+    if isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
+        return "".join(f"\n    {number}. {item}" for number, item in enumerate(value, start=1))
     if isinstance(value, tuple):
         return "[" + " ".join(_compact(item) for item in value) + "]"
     return str(value)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from oracles import dense_mla as oracle
+from oracles.row import Row
 from properties.case import Inputs
 from properties.compare import Verdict
 from properties.dense_mla.case import DenseCase
@@ -30,7 +31,12 @@ def explain(case: DenseCase, inputs: Inputs, got: np.ndarray, verdict: Verdict) 
     served = "decode" if sequence < i else "chunked prefill" if sequence < j else "mixed"
     where = f"query {query} (position {kv_len - q_len + query}, q_len {q_len}, kv_len {kv_len})"
     place = f"  worst element  sequence {sequence} ({served}), {where}, head {head}, column {column}"
-    return place + likeliest_key(oracle.row(token, **inputs.arrays, **_options(inputs)), got[token])
+    return place + likeliest_key(row_of(inputs, token), got[token])
+
+
+def row_of(inputs: Inputs, token: int) -> Row:
+    """The query of `token` with every key that it could have read."""
+    return oracle.row(token, **inputs.arrays, **_options(inputs))
 
 
 def _options(inputs: Inputs) -> dict[str, Any]:

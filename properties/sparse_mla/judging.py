@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from oracles import sparse_mla as oracle
+from oracles.row import Row
 from properties.case import Inputs
 from properties.compare import Verdict
 from properties.explain import likeliest_key
@@ -27,7 +28,13 @@ def explain(case: SparseCase, inputs: Inputs, got: np.ndarray, verdict: Verdict)
     request = f"request {case.q_seq_id[row]}" if case.q_seq_id else f"batch row {b}"
     query = f"query {s} (position {case.positions[row]}, kv_len {case.lengths()[row]})"
     place = f"  worst element  {request}, {query}, head {head}, column {column}"
-    return place + likeliest_key(oracle.row(b, s, **inputs.arrays, **_options(inputs)), got[b, s])
+    return place + likeliest_key(row_of(inputs, row), got[b, s])
+
+
+def row_of(inputs: Inputs, query: int) -> Row:
+    """Query number `query` of all batch rows with every key that it could have read."""
+    b, s = divmod(query, inputs.args["q"].shape[1])
+    return oracle.row(b, s, **inputs.arrays, **_options(inputs))
 
 
 def _options(inputs: Inputs) -> dict[str, Any]:

@@ -19,9 +19,9 @@ OPTIONS: dict[str, Sequence] = {
     "batch": (1, 2, 3),
     "queries": (1, 3, 4),
     "topk": (1, 5, 8, 12, 17),
-    "read_block": (1, 2, 4, 8, 16, 32),
+    "read_block": (1, 2, 3, 4, 6, 8, 16, 32),
     "block_units": (1, 2, 4, 8, 16),
-    "page_size": (8, 16, 32),
+    "page_size": (8, 16, 24, 32),
     "extra_tokens": (-1, 0, 1),
     "sm_scale": (0.11, 0.043),
 }
@@ -32,12 +32,13 @@ GATE_OPTIONS = OPTIONS | {
     "rope": (8, 32),
     "batch": (1, 2),
     "topk": (1, 5, 8, 12),
-    "read_block": (1, 4, 8, 16),
+    "read_block": (1, 3, 4, 16),
+    "page_size": (8, 24, 32),
     "block_units": (1, 2, 4, 8),
 }
 """Fewer values an option, so that a menu in which all pairs meet stays small: each config costs a second to compile."""
 
-BASE_TOKENS = 64
+BASE_TOKENS = 96
 """A multiple of every page size and unit of OPTIONS."""
 
 LARGEST = 2**31 - 1
@@ -63,13 +64,52 @@ def build(row: Row) -> SparseConfig:
     )
 
 
-MENU: tuple[SparseConfig, ...] = tuple(build(row) for row in pairwise(GATE_OPTIONS, valid))
+MANY_STEPS = SparseConfig(
+    source="paged",
+    dtype="f32",
+    heads=3,
+    kv_lora_rank=32,
+    rope=8,
+    batch=1,
+    queries=3,
+    topk=40,
+    read_block=8,
+    block_units=1,
+    tokens=BASE_TOKENS + 1,
+    page_size=8,
+    pool=16,
+    requests=0,
+    sm_scale=0.11,
+)
+"""A long list in the smallest steps: state that is kept a step, say as a bit of a word, must last for all of them."""
+
+MENU: tuple[SparseConfig, ...] = (*(build(row) for row in pairwise(GATE_OPTIONS, valid)), MANY_STEPS)
 
 
 def configs() -> st.SearchStrategy[SparseConfig]:
     """Any config of the full product of OPTIONS."""
     row = st.fixed_dictionaries({name: st.sampled_from(values) for name, values in OPTIONS.items()})
     return row.filter(valid).map(build)
+
+
+WIDE = SparseConfig(
+    source="paged",
+    dtype="bf16",
+    heads=16,
+    kv_lora_rank=32,
+    rope=8,
+    batch=1,
+    queries=128,
+    topk=8,
+    read_block=4,
+    block_units=4,
+    tokens=BASE_TOKENS,
+    page_size=16,
+    pool=8,
+    requests=0,
+    sm_scale=0.11,
+)
+"""See `Family.wide`."""
 
 
 @st.composite
@@ -101,13 +141,13 @@ def _length(config: SparseConfig, code: int) -> int:
 def _position(config: SparseConfig, length: int, code: int) -> int:
     """A query's position: an edge of sequence, unit or page, at times past the end, or anywhere."""
     edges = around(length - 1, config.read_block, config.page_size, low=0, high=length)
-    return pick(edges or [0], range(length), code)
+    return pick([*(edges or [0]), LARGEST], range(length), code)
 
 
 def units_of_query(read_block: int, length: int, position: int, drawn: bytes, padding: int) -> tuple[int, ...]:
     """K unit ids: padding, the causal edge, the last unit, ids past every length, and real units (duplicates too)."""
     count, edge = -(-length // read_block), position // read_block
-    special = (-1, 0, edge, edge + 1, count - 1, count, LARGEST, LARGEST // read_block, -(2**31))
+    special = (-1, 0, edge, min(edge + 1, LARGEST), count - 1, count, LARGEST, LARGEST // read_block, -(2**31))
     units = [pick(special, range(count), code) for code in drawn]
     where, pads = padding % 4, padding // 4 % (len(drawn) + 1)
     if where == 1:  # padding leads
