@@ -71,6 +71,31 @@ def configs() -> st.SearchStrategy[DenseConfig]:
     return row.filter(valid).map(build)
 
 
+WIDE = DenseConfig(
+    q_dtype="bf16",
+    kv_dtype="bf16",
+    heads=16,
+    kv_lora_rank=32,
+    rope=8,
+    tokens=192,
+    sequences=2,
+    page_size=32,
+    pages_a_sequence=6,
+    pool=14,
+    sm_scale=0.11,
+    sliding_window=None,
+    soft_cap=None,
+    mask_value=None,
+    q_scale=None,
+    k_scale=None,
+    v_scale=None,
+    chunk_prefill_size=None,
+    num_kv_pages_per_block=2,
+    num_queries_per_block=16,
+)
+"""See `Family.wide`."""
+
+
 @st.composite
 def cases(draw: st.DrawFn, config: DenseConfig) -> DenseCase:
     """A case of `config`: everything that may vary without a new compile. Drawn as bytes, like the sparse cases."""
@@ -147,7 +172,7 @@ def _serving(kv_dtype: str, heads: int, page_size: int, window: int | None, cap:
         sequences=256,
         page_size=page_size,
         pages_a_sequence=128,
-        pool=2048,
+        pool=524288 // page_size,
         sm_scale=192**-0.5,
         sliding_window=window,
         soft_cap=cap,
