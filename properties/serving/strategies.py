@@ -2,6 +2,10 @@
 the case is held, so a case found here is data like any other: it shrinks step by step, and is replayed without it.
 """
 
+import functools
+from collections import deque
+from collections.abc import Callable
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, get_state_machine_test, precondition, rule
 
@@ -14,6 +18,9 @@ from properties.sparse_prefill.case import PrefillConfig
 from properties.values import Values
 
 AnyConfig = DenseConfig | PrefillConfig
+
+WAITING = 2
+"""Requests that may wait for their first chunk: more would only fill a run with admissions."""
 
 _CODE = st.integers(0, 255)
 
@@ -33,7 +40,7 @@ class Planner(RuleBasedStateMachine):
         """Of each live request, how many tokens it could grow by alone."""
         return [self.ledger.room(number, self.ledger.free) for number in self.ledger.requests]
 
-    @precondition(lambda self: len(self.ledger.requests) < self.config.sequences)
+    @precondition(lambda self: len(self.ledger.requests) < self.config.sequences and len(self._waiting()) < WAITING)
     @rule()
     def admit(self) -> None:
         """A request arrives, with nothing in the pool."""
@@ -48,21 +55,21 @@ class Planner(RuleBasedStateMachine):
         self._take(Step("prefill", (number,), (self._chunk(number, self.ledger.free, length),), page))
 
     @precondition(_has_room)
-    @rule(drawn=codes(4), lengths=codes(4), page=_CODE)
-    def decode(self, drawn: bytes, lengths: bytes, page: int) -> None:
-        """A mixed batch: some requests grow by a token each, others by a chunk."""
-        ones, chunks, free, left = {}, {}, self.ledger.free, self.config.tokens
-        for number, code, length in zip(self.ledger.requests, drawn, lengths, strict=False):
-            room = min(left, self.ledger.room(number, free))
-            if room <= 0 or (code > 224 and len(self.ledger.requests) > 1):
-                continue
-            wants_chunk = code > 160 or not self.ledger.requests[number].done
-            grown = min(room, self._chunk(number, free, length)) if wants_chunk else 1
-            (chunks if wants_chunk else ones)[number] = grown
-            free -= self.ledger.needs(number, grown)
-            left -= grown
-        if batch := ones | chunks:
-            self._take(Step("decode", tuple(batch), tuple(batch.values()), page))
+    @rule(page=_CODE)
+    def decode(self, page: int) -> None:
+        """Every request that can grows by a token."""
+        self._grow(dict.fromkeys(self.ledger.requests, 1), page)
+
+    @precondition(_has_room)
+    @rule(lengths=codes(4), page=_CODE)
+    def mix(self, lengths: bytes, page: int) -> None:
+        """A mixed batch: some requests grow by a token, others by a chunk, and some wait."""
+        free = self.ledger.free
+        growing = [number for number, room in zip(self.ledger.requests, self.rooms(), strict=True) if room]
+        coded = [(number, code) for number, code in zip(growing, lengths, strict=False) if code < 192] or [
+            (growing[0], 0)
+        ]
+        self._grow({number: 1 if code % 2 else self._chunk(number, free, code) for number, code in coded}, page)
 
     @precondition(lambda self: len(self.ledger.requests) < self.config.sequences and self._long())
     @rule(which=_CODE)
@@ -71,11 +78,12 @@ class Planner(RuleBasedStateMachine):
         parents = self._long()
         self._take(Step("fork", (parents[which % len(parents)], self.ledger.admitted)))
 
-    @precondition(lambda self: self.ledger.requests)
+    @precondition(lambda self: self._started(1))
     @rule(which=_CODE)
     def finish(self, which: int) -> None:
         """A request leaves; pages that nobody shares are free again."""
-        self._take(Step("finish", (self._started(0)[which % len(self.ledger.requests)],)))
+        started = self._started(1)
+        self._take(Step("finish", (started[which % len(started)],)))
 
     @precondition(lambda self: self._started(1))
     @rule(which=_CODE)
@@ -95,6 +103,19 @@ class Planner(RuleBasedStateMachine):
                 left -= batch[number]
         self._take(Step("attend", tuple(batch), tuple(batch.values()), page))
 
+    def _grow(self, wanted: dict[int, int], page: int) -> None:
+        """Run a batch of what fits of the wanted lengths; single tokens come first."""
+        batch, free, left = {}, self.ledger.free, self.config.tokens
+        for number, length in sorted(wanted.items(), key=lambda item: item[1] > 1):
+            grown = min(length, left, self.ledger.room(number, free))
+            if grown > 0:
+                batch[number] = grown
+                free -= self.ledger.needs(number, grown)
+                left -= grown
+        if batch:
+            ordered = sorted(batch.items(), key=lambda item: item[1] > 1)
+            self._take(Step("decode", tuple(r for r, _ in ordered), tuple(length for _, length in ordered), page))
+
     def _take(self, step: Step) -> None:
         self.ledger.take(step)
         self.steps.append(step)
@@ -102,6 +123,10 @@ class Planner(RuleBasedStateMachine):
     def _started(self, least: int) -> list[int]:
         """Requests with at least so many tokens in the pool."""
         return [number for number, request in self.ledger.requests.items() if request.done >= least]
+
+    def _waiting(self) -> list[int]:
+        """Requests that have brought nothing yet."""
+        return [number for number, request in self.ledger.requests.items() if not request.history]
 
     def _long(self) -> list[int]:
         """Requests with a full page."""
@@ -118,11 +143,22 @@ class Planner(RuleBasedStateMachine):
 @st.composite
 def cases(draw: st.DrawFn, config: AnyConfig) -> ServingCase:
     """A case of `config`: a run of the state machine, and the numbers."""
-    planner = Planner(config)
-    machine = get_state_machine_test(lambda: planner, settings=profile(1, None))
-    machine.hypothesis.inner_test(draw(st.data()))
+    run, planners = _machine(config)
+    run(draw(st.data()))
     kind = SparseServingCase if isinstance(config, PrefillConfig) else ServingCase
-    return kind(config, tuple(planner.steps), draw(values()))
+    return kind(config, tuple(planners[-1].steps), draw(values()))
+
+
+@functools.cache
+def _machine(config: AnyConfig) -> tuple[Callable[[st.DataObject], None], deque[Planner]]:
+    """What runs a planner on given data, and the planner of the last run."""
+    planners: deque[Planner] = deque(maxlen=1)
+
+    def begin() -> Planner:
+        planners.append(Planner(config))
+        return planners[-1]
+
+    return get_state_machine_test(begin, settings=profile(1, None)).hypothesis.inner_test, planners
 
 
 def _dense(q_dtype: str, kv_dtype: str, window: int | None) -> DenseConfig:
