@@ -24,6 +24,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--configs", type=int, metavar="N",
                     help="run N configs a family, drawn from the full product of options, not the menus")  # fmt: skip
     group.addoption("--replay", metavar="JSON", help="hold this one record instead of the regression corpus")
+    group.addoption("--minimize", type=float, default=0.0, metavar="SECONDS",
+                    help="search this long for a smaller case that fails as the replayed one does")  # fmt: skip
     group.addoption("--no-shrink", action="store_true", help="report the first failing case as it was found")
     group.addoption("--time-limit", type=float, default=TIME_LIMIT, help="seconds a call may take before it is a hang")
     group.addoption("--mutant", metavar="ID", help="plant this known fault in our kernel first")
@@ -54,6 +56,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     differential = plugin.Differential(config)
     config.pluginmanager.register(differential, "differential")
-    hooks = None if hasattr(config, "workerinput") else sharing.of(config, differential.session.subjects.values())
+    if hasattr(config, "workerinput"):
+        return
+    hooks = sharing.of(config, differential.subjects.values(), differential.flight_folder)
     if hooks:
         config.pluginmanager.register(hooks, "sharing")

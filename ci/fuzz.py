@@ -23,10 +23,10 @@ from ci.journal import DISK_FULL, Journal
 from ci.night import Night, NightError, device, lock
 from ci.results import versions
 
-CONFIGS = 6
+CONFIGS = 4
 """Configs a family and round: a compile each, some minutes a round."""
 
-EXAMPLES = 150
+EXAMPLES = 100
 """Cases a config and property: about as many seconds as its compiles take."""
 
 PROGRESS_SECONDS = 30

@@ -65,8 +65,8 @@ class Recorder:
         properties = dict(report.user_properties)
         result, finding = properties.get(RESULT), properties.get(FINDING)
         try:
-            if result:
-                self._journal.write("station", skipped=report.skipped, **result)
+            if result and not report.skipped:
+                self._journal.write("station", **result)
             if finding:
                 self._journal.write("finding", **finding)
             elif report.failed:

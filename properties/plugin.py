@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,9 @@ from properties.case import Config, Record, to_plain
 from properties.families import CASES, FAMILIES
 from properties.reports import FINDING, RESULT
 from properties.stations import Property, Station, replays
+
+FLIGHT = "ragged_oracle_flight"
+"""Name under which a worker of xdist is told the folder of the cases in flight."""
 
 NOT_PROVIDED = "not provided"
 """How the reason of a skip begins when the subject lacks what the property needs."""
@@ -35,10 +39,10 @@ class Differential:
             self.backends = {name: _offer(name) for name in config.option.backend}
         except (subjects.SubjectError, backends.BackendError) as error:
             raise pytest.UsageError(str(error)) from None
-        worker = getattr(config, "workerinput", {}).get("workerid", "main")
-        if config.option.flight is None:
-            config.option.flight = tempfile.mkdtemp(prefix="ragged-oracle-")  # xdist hands it to the workers
-        self.flight_folder = Path(config.option.flight)
+        given = getattr(config, "workerinput", {})
+        worker = given.get("workerid", "main")
+        folder = given.get(FLIGHT) or config.option.flight or tempfile.mkdtemp(prefix="ragged-oracle-")
+        self.flight_folder = Path(folder)
         airborne = flight.Flight(self.flight_folder, worker, config.option.time_limit)
         self.session = session.Session(self.subjects, self.backends, airborne)
         if config.option.worker_memory and hasattr(config, "workerinput"):
@@ -47,6 +51,11 @@ class Differential:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         session.begin(self.session)
         determinism.pin_hypothesis()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Tell a worker of xdist where this process looks for its case in flight."""
+        node.workerinput[FLIGHT] = str(self.flight_folder)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """One item for each station of a property, or of a record to replay, on the chosen backends."""

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from properties.backends import Backend
 from properties.case import Case, Record
 from properties.families import FAMILIES
-from properties.findings import Unsupported
+from properties.findings import Discrepancy, Unsupported
 from properties.flight import Flight
+from properties.minimize import minimize
 from properties.subjects import Subject
 from properties.trial import Tally, Trial
 
@@ -36,6 +37,24 @@ class Session:
         with self.tally.timing("draw"):
             case = data.draw(FAMILIES[station.property.family].cases(station.config))
         self.hold(station.property, case, station.backend)
+
+    def replay(self, station: Station, shrink_seconds: float) -> None:
+        """Hold the case of `station`; a failure is made smaller for so many seconds.
+
+        Raises:
+            Discrepancy: the subject breaks it.
+        """
+
+        def hold(case: Case) -> None:
+            self.hold(station.property, case, station.backend)
+
+        try:
+            hold(station.case)
+        except Discrepancy as found:
+            if not shrink_seconds:
+                raise
+            record = Record(station.case, station.property.name, station.backend)
+            raise minimize(record, found, hold, shrink_seconds) from None
 
     def hold(self, prop: Property, case: Case, backend: str) -> None:
         """Hold one property against one case.

@@ -80,7 +80,7 @@ def snapshot(folder: Path) -> list[Record]:
     return [Record.from_json(line, CASES) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def of(config: pytest.Config, subjects: Iterable[Subject]) -> "Sharing | None":
+def of(config: pytest.Config, subjects: Iterable[Subject], folder: Path) -> "Sharing | None":
     """The hooks that this run needs: none for a single replay or a planted fault, unless a database is named.
 
     Raises:
@@ -91,7 +91,7 @@ def of(config: pytest.Config, subjects: Iterable[Subject]) -> "Sharing | None":
         return None
     try:
         database = open_database(options.example_database, config.rootpath)
-        return Sharing(database, subjects, Path(options.flight))
+        return Sharing(database, subjects, folder)
     except DatabaseError as error:
         raise pytest.UsageError(str(error)) from None
 

@@ -9,6 +9,6 @@ from properties.stations import Station
 
 
 @pytest.mark.differential
-def test_replayed_case(station: Station) -> None:
+def test_replayed_case(station: Station, request: pytest.FixtureRequest) -> None:
     """A recorded case passes now."""
-    session.current().hold(station.property, station.case, station.backend)
+    session.current().replay(station, request.config.option.minimize)
