@@ -1,5 +1,6 @@
 """The verdict: an output against the oracle's value and its bound, element by element."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +42,31 @@ def judge(got: np.ndarray, expected: np.ndarray, bound: np.ndarray) -> Verdict:
     return Verdict(
         kind, float(ratio[worst]), worst, off, float(value[worst]), float(expected[worst]), float(bound[worst])
     )
+
+
+FALSE_ALARM = 1e-12
+"""Probability with which `lean` may accuse a kernel whose errors have no side."""
+
+
+def lean(got: np.ndarray, expected: np.ndarray, bound: np.ndarray) -> tuple[float, float]:
+    """Whether errors lean to one side: their mean, in bounds and away from zero, and how large chance makes it.
+
+    Arguments are those of `judge`, [..., columns]. Each row contributes the mean over its columns of sign(expected) *
+    error / bound; a row without error bound (no key, or unspecified) contributes nothing. Given the keys, rows are
+    independent, because their queries are; within the bound each lies in [-1, 1]; and rounding to nearest is as likely
+    to err to either side, so each has mean 0. By Hoeffding's inequality (1963, theorem 2) the mean of n such numbers
+    exceeds t in size with a probability of at most 2 exp(-n t^2 / 2), which is FALSE_ALARM at t = sqrt(2 ln(2 /
+    FALSE_ALARM) / n).
+
+    Returns:
+      (mean, t); a mean of 0 without any row.
+    """
+    counted = np.isfinite(bound) & (bound > 0)
+    outwards = np.sign(expected) * (got.astype(np.float64) - expected)
+    share = np.where(counted, outwards, 0.0) / np.where(counted, bound, 1.0)
+    rows = int(np.count_nonzero(counted.any(axis=-1)))
+    limit = math.sqrt(2 * math.log(2 / FALSE_ALARM) / max(1, rows))
+    return float(share.mean(axis=-1).sum()) / max(1, rows), limit
 
 
 def first_changed_bit(got: np.ndarray, want: np.ndarray) -> tuple[int, ...] | None:

@@ -30,3 +30,5 @@ class Family:
     expect: Callable[[Inputs], Expected]
     explain: Callable[[Case, Inputs, np.ndarray, Verdict], str]
     """Where the worst element of a failed output lies, and which key would explain it."""
+    wide: Config | None = None
+    """A config of thousands of short rows (query and head), for what only many together show."""

@@ -23,6 +23,8 @@ class Plan:
     """Every `stride`-th config of the menu."""
     share: float = 1.0
     """Cases a config, as a share of --examples."""
+    wide: bool = False
+    """On the family's wide config, and no other."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class Property:
         if backend in self.plans:
             plan, family = self.plans[backend], FAMILIES[self.family]
             menu = family.menu + family.serving_menu if backend == aot.BACKEND else family.menu
-            for config in (menu if configs is None else configs)[:: plan.stride]:
+            chosen = menu if configs is None else configs
+            for config in [family.wide] if plan.wide else chosen[:: plan.stride]:
                 yield Station(self, backend, config, plan.share)
 
 

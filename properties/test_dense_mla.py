@@ -29,6 +29,16 @@ def test_equals_the_oracle(case: DenseCase, trial: Trial) -> None:
     judge(case, trial, inputs, trial.run(inputs))
 
 
+@differential("dense_mla", ATTENTION, interpret=Plan(share=0.1, wide=True))
+def test_errors_have_no_bias(case: DenseCase, trial: Trial) -> None:
+    """Errors lean to no side: cutting instead of rounding stays within the bound of every element, but adds up."""
+    inputs = dataclasses.replace(case, values=dataclasses.replace(case.values, mode="positive")).inputs()
+    expected, bound, *_ = trial.expect(inputs)
+    out, *_ = trial.run(inputs)
+    trial.judge(inputs, out, expected, bound)
+    trial.unbiased(out, expected, bound)
+
+
 @differential("dense_mla", ATTENTION, interpret=Plan(share=0.1))
 def test_repeats_bit_by_bit(case: DenseCase, trial: Trial) -> None:
     """The same call gives the same bits."""

@@ -1,5 +1,7 @@
 """What must hold of every sparse MLA call."""
 
+import dataclasses
+
 import numpy as np
 
 from properties import bits
@@ -23,8 +25,20 @@ def test_equals_the_oracle(case: SparseCase, trial: Trial) -> None:
     expected, bound = trial.expect(inputs)
     (out,) = trial.run(inputs)
     trial.judge(inputs, out, expected, bound)
+    if out.dtype != np.float32:
+        trial.fail("value", f"out: dtype {out.dtype}, wanted float32")
     if inputs.digest() != before:
         trial.fail("cache", "an input was written")
+
+
+@differential("sparse_mla", ATTENTION, interpret=Plan(share=0.1, wide=True))
+def test_errors_have_no_bias(case: SparseCase, trial: Trial) -> None:
+    """Errors lean to no side: cutting instead of rounding stays within the bound of every element, but adds up."""
+    inputs = dataclasses.replace(case, values=dataclasses.replace(case.values, mode="positive")).inputs()
+    expected, bound = trial.expect(inputs)
+    (out,) = trial.run(inputs)
+    trial.judge(inputs, out, expected, bound)
+    trial.unbiased(out, expected, bound)
 
 
 @differential("sparse_mla", ATTENTION, interpret=Plan(share=0.1))
@@ -99,20 +113,21 @@ def test_a_unit_is_its_tokens(case: SparseCase, trial: Trial) -> None:
     judge_against(trial, inputs, single, "units as single tokens:")
 
 
+@differential("sparse_mla", ATTENTION, interpret=RECOMPILES)
+def test_an_empty_list_gives_zero(case: SparseCase, trial: Trial) -> None:
+    """Lists of no unit at all, K = 0, give zeros like lists of padding."""
+    inputs = trial.inputs()
+    none = inputs.with_arrays({"indices": inputs.args["indices"][..., :0]})
+    judge_against(trial, none, none, "K = 0:")
+
+
 @differential("sparse_mla", "units_to_token_ids", interpret=RECOMPILES)
 def test_units_expand_to_their_tokens(case: SparseCase, trial: Trial) -> None:
     """units_to_token_ids names each unit's tokens; negative ids for padding, ids past every length for huge units."""
-    units, rb = trial.inputs().args["indices"], case.config.read_block
-    (ids,) = trial.run(Inputs("units_to_token_ids", {"indices": units}, options={"read_block": rb}))
-    wide = units.astype(np.int64)[..., None] * rb + np.arange(rb)
-    want = wide.reshape(*units.shape[:2], -1)
-    padding, too_large = want < 0, np.repeat(wide[..., -1] > 2**31 - 1, rb, axis=-1)
-    longest = np.int64(case.config.tokens)
-    wrong = np.where(padding, ids >= 0, np.where(too_large, ids < longest, ids != want))
-    if ids.shape != want.shape or wrong.any():
-        trial.fail(
-            "value", f"ids {ids[wrong][:4]} where {want[wrong][:4]} are meant" if ids.shape == want.shape else "shape"
-        )
+    units = trial.inputs().args["indices"].copy()
+    for rb in {case.config.read_block, 3, 16}:
+        units[..., -1] = (2**31 - 1) // rb  # the first token is an int32, the last one may not be
+        judge_expansion(case, trial, units, rb)
 
 
 @differential("sparse_mla", "flat_to_paged_cache", interpret=RECOMPILES)
@@ -122,8 +137,12 @@ def test_flat_rows_become_pages(case: SparseCase, trial: Trial) -> None:
     kv = case.values.keys(2 * config.tokens, config.kv_lora_rank, config.rope, config.sm_scale, [])
     kv = kv.astype(bits.DTYPES[config.dtype]).reshape(2, config.tokens, config.width)
     for page_size in (8, 16):
-        options = {"page_size": page_size, "kv_packing": 4 // kv.dtype.itemsize}
+        packing, pages = 4 // kv.dtype.itemsize, -(-config.tokens // page_size)
+        options = {"page_size": page_size, "kv_packing": packing}
         cache, table = trial.run(Inputs("flat_to_paged_cache", {"kv": kv}, options=options))
+        found, wanted = (*cache.shape[:3], *table.shape), (2 * pages, page_size // packing, packing, 2, pages)
+        if found != wanted:
+            trial.fail("value", f"pages, rows, packing and table: found {found}, wanted {wanted}")
         rows = cache.reshape(cache.shape[0], page_size, -1)[table].reshape(2, -1, cache.shape[-1])
         trial.same_bits(
             rows[:, : config.tokens, : config.width], kv, "cache", f"rows read back from pages of {page_size}"
@@ -145,3 +164,16 @@ def judge_against(trial: Trial, original: Inputs, changed: Inputs, what: str) ->
     expected, bound = trial.expect(original)
     (out,) = trial.run(changed)
     trial.judge(original, out, expected, bound, what)
+
+
+def judge_expansion(case: SparseCase, trial: Trial, units: np.ndarray, read_block: int) -> None:
+    """Hold units_to_token_ids of `units` int32 [B, S, K] against the contract."""
+    (ids,) = trial.run(Inputs("units_to_token_ids", {"indices": units}, options={"read_block": read_block}))
+    wide = units.astype(np.int64)[..., None] * read_block + np.arange(read_block)
+    want = wide.reshape(*units.shape[:2], -1)
+    if ids.shape != want.shape:
+        trial.fail("value", f"ids {list(ids.shape)}, wanted {list(want.shape)}")
+    too_large = np.repeat(wide[..., -1] > 2**31 - 1, read_block, axis=-1)
+    wrong = np.where(want < 0, ids >= 0, np.where(too_large, ids < case.config.tokens, ids != want))
+    if wrong.any():
+        trial.fail("value", f"ids {ids[wrong][:4]} where {want[wrong][:4]} are meant, read_block {read_block}")

@@ -32,6 +32,8 @@ class Recipe:
     """Latent columns spell the slot's number in +-1 instead of normal noise."""
     grid: bool = False
     """Latent columns are small integers: sums are exact, and only the levels tell keys apart."""
+    positive: bool = False
+    """Latent columns are positive: values don't cancel, so errors that lean to one side add up."""
 
 
 RECIPES: dict[str, Recipe] = {
@@ -44,6 +46,7 @@ RECIPES: dict[str, Recipe] = {
     "huge": Recipe(sigma=300.0),
     "negative": Recipe(sigma=2.0, needle=8.0, offset=-2000.0),
     "grid": Recipe(sigma=0.0, needle=0.0, winner=-300.0, grid=True),
+    "positive": Recipe(sigma=1.0, positive=True),
 }
 
 POISONS = ("finite", "nan", "mixed", "inf")
@@ -89,6 +92,8 @@ class Values:
             k[:, :latent] = np.where(number >> (np.arange(latent) % max(1, slots.bit_length())) & 1, 1.0, -1.0)
         if recipe.grid:
             k[:, :latent] = np.round(2.0 * k[:, :latent])
+        if recipe.positive:
+            k[:, :latent] = np.abs(k[:, :latent])
         level = np.full(slots, recipe.offset)
         level += recipe.winner * (bits.choices(self.seed, stream + _LEVEL, (slots,), 8) == 0)
         level[np.asarray(needles, np.int64)] += recipe.needle

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from properties import bits
 from properties.case import Inputs
 from properties.sparse_mla.case import SparseConfig
 
@@ -41,6 +42,8 @@ def _bad_arrays(config: SparseConfig, inputs: Inputs) -> Iterator[BadCall]:
         yield f"{name} float32", name, inputs.with_arrays({name: array.astype(np.float32)})
     yield "q int32", "q", inputs.with_arrays({"q": q.astype(np.int32)})
     yield "kv int32", "kv", inputs.with_arrays({"kv": np.zeros(kv.shape, np.int32)})
+    other = bits.DTYPES["f32" if config.dtype == "bf16" else "bf16"]
+    yield "kv in another float than q", "kv", inputs.with_arrays({"kv": np.zeros(kv.shape, other)})
     for name, array in (("indices", indices), ("positions", positions)):
         yield f"{name} for one query more", name, inputs.with_arrays({name: np.repeat(array, 2, axis=1)})
     if config.source == "flat":
@@ -55,14 +58,22 @@ def _bad_ragged(inputs: Inputs) -> Iterator[BadCall]:
     yield "ragged with B 2", "q", inputs.with_arrays(twice)
     longer = np.append(inputs.kwargs["cu_kv_lens"], inputs.kwargs["cu_kv_lens"][-1:])
     yield "cu_kv_lens of another length than [n + 1]", "cu_kv_lens", inputs.with_arrays({"cu_kv_lens": longer})
+    owners = inputs.kwargs["q_seq_id"]
+    yield "q_seq_id for one query more", "q_seq_id", inputs.with_arrays({"q_seq_id": np.append(owners, owners[-1:])})
+    for name, array in inputs.kwargs.items():
+        yield f"{name} float32", name, inputs.with_arrays({name: array.astype(np.float32)})
+        yield f"{name} of rank 2", name, inputs.with_arrays({name: array[None]})
 
 
 def _bad_pages(config: SparseConfig, inputs: Inputs) -> Iterator[BadCall]:
     kv = inputs.args["kv"]
     yield "paged without page_size", "page_size", inputs.with_options({"page_size": None})
     yield "kv narrower than align(Dk, 128)", "kv", inputs.with_arrays({"kv": kv[..., :-1]})
-    doubled = {"read_block": config.page_size * 2}
-    yield "read_block that does not divide page_size", "read_block", inputs.with_options(doubled)
+    for read_block in (config.page_size * 2, config.page_size - 1):
+        wrong = inputs.with_options({"read_block": read_block})
+        yield f"read_block {read_block} with pages of {config.page_size}", "read_block", wrong
+    halved = {"page_size": config.page_size // 2, "read_block": 1}
+    yield "page_size half of kv's", "page_size", inputs.with_options(halved)
     if kv.shape[2] > 1:
         odd = {"page_size": config.page_size + 1}
         yield "page_size no multiple of the packing", "page_size", inputs.with_options(odd)
@@ -71,3 +82,5 @@ def _bad_pages(config: SparseConfig, inputs: Inputs) -> Iterator[BadCall]:
         table = inputs.kwargs["page_table"]
         yield "page_table of rank 1", "page_table", inputs.with_arrays({"page_table": table[0]})
         yield "page_table int8", "page_table", inputs.with_arrays({"page_table": table.astype(np.int8)})
+        longer = np.append(table, table[:1], axis=0)
+        yield "page_table for one row more", "page_table", inputs.with_arrays({"page_table": longer})
