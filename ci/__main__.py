@@ -9,6 +9,7 @@ VERBS = {
     "repro": "replay one case: a file, '-', JSON as printed in a failure, or KERNEL:SEED",
     "fuzz": "check the kernels on fresh cases for hours; writes a folder that report and repro read",
     "report": "one HTML page of a night of fuzzing",
+    "summary": "GitHub annotations and a job summary of a gate's or a night's JSON",
     "mutants": "plant known faults in the kernels and see whether the gate finds them",
     "bench": "checked cases a second, and what the compiler says of each config",
 }
