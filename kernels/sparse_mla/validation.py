@@ -82,7 +82,7 @@ def validate_attention(
             require(given is None, name, "a value", "None with flat kv [B, T, Dk]")
         require_shape("kv", kv, (q.shape[0], kv.shape[1], q.shape[3]), "B and Dk of q")
         return
-    _validate_pages(q, kv, page_size, read_block)
+    _validate_pages("kv", kv, q.shape[3], page_size, read_block)
     if any(array is not None for array in ragged.values()):
         for name, given in paged.items():
             require(given is None, name, "a value", "None with packed ragged requests")
@@ -102,16 +102,16 @@ def _validate_queries(q: jax.Array, indices: jax.Array, positions: jax.Array) ->
     require_shape("positions", positions, q.shape[:2], "B and S of q")
 
 
-def _validate_pages(q: jax.Array, kv: jax.Array, page_size: Any, read_block: int) -> None:
-    require(page_size is not None, "page_size", page_size, "the tokens of a page of paged kv")
+def _validate_pages(name: str, cache: jax.Array, width: int, page_size: Any, read_block: int) -> None:
+    require(page_size is not None, "page_size", page_size, f"the tokens of a page of paged {name}")
     require_count("page_size", page_size)
-    _, rows, packing, width = kv.shape
-    require(rows * packing > 0, "kv", f"shape {kv.shape}", "at least one token a page")
-    require(page_size % packing == 0, "page_size", page_size, f"a multiple of the packing {packing} of kv")
-    require(page_size == rows * packing, "page_size", page_size, f"{rows * packing} tokens, as a page of kv has")
+    _, rows, packing, found = cache.shape
+    require(rows * packing > 0, name, f"shape {cache.shape}", "at least one token a page")
+    require(page_size % packing == 0, "page_size", page_size, f"a multiple of the packing {packing} of {name}")
+    require(page_size == rows * packing, "page_size", page_size, f"{rows * packing} tokens, as a page of {name} has")
     require(page_size % read_block == 0, "read_block", read_block, f"a divisor of page_size {page_size}")
-    wanted = align(q.shape[3], LANES)
-    require(width == wanted, "kv", f"last axis {width}", f"{wanted}, the {q.shape[3]} columns of q in whole lanes")
+    wanted = align(width, LANES)
+    require(found == wanted, name, f"last axis {found}", f"{wanted}, the {width} columns of a key in whole lanes")
 
 
 def _validate_table(q: jax.Array, page_table: jax.Array | None, page_size: int, seq_len: Any) -> None:
@@ -126,13 +126,84 @@ def _validate_table(q: jax.Array, page_table: jax.Array | None, page_size: int, 
 
 def _validate_ragged(q: jax.Array, ragged: dict[str, jax.Array | None]) -> None:
     require(q.shape[0] == 1, "q", f"B = {q.shape[0]}", "B = 1 with packed ragged requests")
-    for name, array in ragged.items():
+    _require_indices(ragged)
+    require_shape("q_seq_id", ragged["q_seq_id"], (q.shape[1],), "S of q")
+    require_shape("cu_kv_lens", ragged["cu_kv_lens"], (len(ragged["seq_lens"]) + 1,), "one more than seq_lens")
+
+
+def _require_indices(arrays: dict[str, jax.Array | None]) -> None:
+    for name, array in arrays.items():
         require(array is not None, name, None, "an int32 array, as packed ragged requests need")
         require_rank(name, array, 1)
         require_int32(name, array)
-    require_shape("q_seq_id", ragged["q_seq_id"], (q.shape[1],), "S of q")
-    requests = ragged["seq_lens"].shape[0]
-    require_shape("cu_kv_lens", ragged["cu_kv_lens"], (requests + 1,), "one more than the requests of seq_lens")
+
+
+def validate_prefill(
+    ql: jax.Array,
+    qpe: jax.Array,
+    kvc: jax.Array,
+    kpe: jax.Array,
+    cache: jax.Array,
+    topk_pages: jax.Array,
+    positions: jax.Array,
+    loc: jax.Array,
+    *,
+    kv_lora_rank: Any,
+    page_size: Any,
+    sm_scale: Any,
+    read_block: Any,
+) -> None:
+    """Raise ValueError unless the arguments of both prefill functions fit together; no value of an array is read."""
+    require_scale("sm_scale", sm_scale)
+    for name, count in (("page_size", page_size), ("kv_lora_rank", kv_lora_rank), ("read_block", read_block)):
+        require_count(name, count)
+    floats = {"ql": (ql, 3), "qpe": (qpe, 3), "kvc": (kvc, 2), "kpe": (kpe, 2), "cache": (cache, 4)}
+    for name, (array, rank) in floats.items():
+        require_rank(name, array, rank)
+        require_float(name, array)
+        require(array.dtype == ql.dtype, name, f"dtype {array.dtype}", f"{ql.dtype} as ql has")
+    for name, array, rank in (("topk_pages", topk_pages, 2), ("positions", positions, 1), ("loc", loc, 1)):
+        require_rank(name, array, rank)
+        require_int32(name, array)
+    tokens, heads, latent = ql.shape
+    require(heads > 0, "ql", f"shape {ql.shape}", "at least one head")
+    require(kv_lora_rank == latent, "kv_lora_rank", kv_lora_rank, f"{latent}, the columns of ql")
+    require_shape("qpe", qpe, (tokens, heads, qpe.shape[2]), "T and H of ql")
+    require_shape("kvc", kvc, (tokens, latent), "T and latent width of ql")
+    require_shape("kpe", kpe, (tokens, qpe.shape[2]), "T and rope width of qpe")
+    require_shape("topk_pages", topk_pages, (tokens, topk_pages.shape[1]), "T of ql")
+    require_shape("positions", positions, (tokens,), "T of ql")
+    require_shape("loc", loc, (tokens,), "T of ql")
+    _validate_pages("cache", cache, latent + qpe.shape[2], page_size, read_block)
+
+
+def validate_requests(
+    seq_lens: jax.Array, cu_q_lens: jax.Array, cu_kv_lens: jax.Array, page_indices: jax.Array
+) -> None:
+    """Raise ValueError unless the arrays that describe packed requests fit together; no value is read."""
+    offsets = {"cu_q_lens": cu_q_lens, "cu_kv_lens": cu_kv_lens}
+    _require_indices({"seq_lens": seq_lens, "page_indices": page_indices, **offsets})
+    for name, array in offsets.items():
+        require_shape(name, array, (seq_lens.shape[0] + 1,), "one more than the requests of seq_lens")
+
+
+def validate_locations(loc: jax.Array, num_pages: int, page_size: int) -> None:
+    """Raise ValueError if `loc` is concrete and token t isn't at slot t % page_size of its page, or slots repeat.
+
+    The page of a token is that of the page's first token, which so can't be padding when another one is written.
+    """
+    if isinstance(loc, jax.core.Tracer):
+        return
+    slots = np.asarray(loc).astype(np.int64)
+    written = (slots >= 0) & (slots < num_pages * page_size)
+    token = np.arange(slots.size)
+    expressed = slots[token - token % page_size] // page_size * page_size + token % page_size
+    wrong = np.flatnonzero(written & (slots != expressed))
+    found = f"slot {slots[wrong[0]]} of token {wrong[0]}" if wrong.size else ""
+    wanted = "token t at slot t % page_size of the page of token t - t % page_size, as one request from position 0 has"
+    require(not wrong.size, "loc", found, wanted)
+    named, times = np.unique(slots[written], return_counts=True)
+    require(not (times > 1).any(), "loc", f"slots {named[times > 1][:4]} more than once", "distinct slots")
 
 
 def _describe(value: Any) -> str:
