@@ -57,6 +57,15 @@ class Differential:
         """Tell a worker of xdist where this process looks for its case in flight."""
         node.workerinput[FLIGHT] = str(self.flight_folder)
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        """A scheduler that outlives what kernels do to workers."""
+        if config.option.dist != "loadgroup":
+            return None
+        from properties.scheduling import SurvivingScheduling
+
+        return SurvivingScheduling(config, log)
+
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """One item for each station of a property, or of a record to replay, on the chosen backends."""
         prop: Property | None = getattr(metafunc.function, "property", None)
@@ -127,15 +136,12 @@ class Differential:
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
         """A worker died: its case in flight is the finding."""
-        left = flight.wreck(self.flight_folder, report.node.gateway.id)
-        if left is None:
+        found = wrecked(self.flight_folder, report.node.gateway.id, self.options.time_limit)
+        if found is None:
             return
-        text, choose, kind = left
-        record = Record.from_json(text, CASES)
+        record = Record.from_json(found.case, CASES)
         if f"{record.backend}-{record.case.config}" not in crashitem:
             return  # it died before its item made a case
-        took = f"took longer than {self.options.time_limit:g} s" if kind == "hang" else "killed its process"
-        found = findings.finding(record, choose, kind, f"the call {took}")
         report.user_properties = [(FINDING, dataclasses.asdict(found))]
         report.longrepr = str(found)
 
@@ -157,6 +163,16 @@ class Differential:
             "worst_ratio": tally.worst_ratio,
             "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         }
+
+
+def wrecked(folder: Path, worker: str, limit: float) -> findings.Finding | None:
+    """The finding of a worker that died: it took longer than `limit` seconds for the case in flight, or was killed."""
+    left = flight.wreck(folder, worker)
+    if left is None:
+        return None
+    text, choose, kind = left
+    took = f"took longer than {limit:g} s" if kind == "hang" else "killed its process"
+    return findings.finding(Record.from_json(text, CASES), choose, kind, f"the call {took}")
 
 
 def _station(item: pytest.Item) -> Station | None:

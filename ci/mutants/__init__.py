@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ci.gate import positive
+from ci.mutants.looking import first_finding, reuse_compiled_functions
 from ci.mutants.planting import ROOT, Mutant, MutantError, load
 
 BACKENDS = ("interpret", "tpu-interpret", "compile")
@@ -44,13 +45,14 @@ def parser() -> argparse.ArgumentParser:
     add("--list", action="store_true", help="name the mutants and stop")
     add("--verify", action="store_true", help="also run each printed repro line, with the fault and without it")
     add("--time-limit", type=positive, default=60, help="seconds to the first sight (default 60)")
+    add("--call-limit", type=positive, default=20, help="seconds a call may take before it is a hang (default 20)")
     add("--workers", type=positive, default=os.cpu_count(), help="mutants at a time (default: one a core)")
     add("--json", type=Path, help="write the result here")
     return arguments
 
 
 def main(arguments: list[str]) -> int:
-    """Run the chosen mutants: 0 when all were seen, 1 when one was not, 2 on wrong usage or an edit that doesn't fit."""
+    """Run the chosen mutants: 0 when all were seen, 1 when one was not, 2 on wrong usage or an edit that fits not."""
     options = parser().parse_args(arguments)
     try:
         chosen = _choose(options)
@@ -64,7 +66,8 @@ def main(arguments: list[str]) -> int:
             print(f"{mutant.id:<6} {mutant.kernel:<11} {mutant.kind:<9} {mutant.models}")
         return 0
     real = [mutant for mutant in chosen if not mutant.equivalent]
-    with ThreadPoolExecutor(options.workers) as pool:
+    with tempfile.TemporaryDirectory() as compiled, ThreadPoolExecutor(options.workers) as pool:
+        reuse_compiled_functions(Path(compiled))
         sights = []
         for sight in pool.map(lambda mutant: _look(mutant, options), real):
             _print(sight)
@@ -82,34 +85,23 @@ def _choose(options: argparse.Namespace) -> list[Mutant]:
 
 
 def _look(mutant: Mutant, options: argparse.Namespace) -> Sight:
-    """Run the gate on one mutant until the first finding; each backend is a process of its own."""
+    """Look until the first finding: first where the entry expects it, then at all properties, backend by backend."""
     start = time.monotonic()
-    for backend in sorted(BACKENDS, key=lambda name: name != mutant.look_first):
+    looks = [(backend, "") for backend in sorted(BACKENDS, key=lambda name: name != mutant.look_first)]
+    if mutant.look_at:
+        looks.insert(0, (mutant.look_first, mutant.look_at))
+    for backend, prop in looks:
         left = options.time_limit - (time.monotonic() - start)
-        found = _gate(mutant, backend, left) if left > 0 else None
+        found = first_finding(mutant, backend, prop, left, options.call_limit) if left > 0 else None
         if found:
             seconds = time.monotonic() - start
-            holds = _repro_holds(found["repro"], mutant) if options.verify else None
+            holds = _repro_holds(found["repro"]) if options.verify else None
             names = (found["backend"], found["property"], found["kind"])
             return Sight(mutant.id, mutant.kind, True, *names, round(seconds, 1), found["repro"], holds)
     return Sight(mutant.id, mutant.kind, False, "", "", "", round(time.monotonic() - start, 1), "", None)
 
 
-def _gate(mutant: Mutant, backend: str, seconds: float) -> dict | None:
-    """The first finding of the gate on `backend`, or None."""
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder, "gate.json")
-        command = [sys.executable, "-m", "ci", "gate", "--kernel", mutant.kernel, "--backend", backend]
-        command += ["--workers", "1", "--json", str(result), "--", "--mutant", mutant.id, "-x", "--no-shrink", "--time-limit=20"]
-        try:
-            subprocess.run(command, cwd=ROOT, capture_output=True, timeout=seconds, check=False)
-        except subprocess.TimeoutExpired:
-            return None
-        findings = json.loads(result.read_text())["failures"] if result.exists() else []
-    return findings[0] if findings else None
-
-
-def _repro_holds(line: str, mutant: Mutant) -> bool:
+def _repro_holds(line: str) -> bool:
     """Whether the printed line exits 1 as it stands and 0 without the fault."""
     command = [sys.executable, *shlex.split(line)[1:]]
     fault = command.index("--mutant")

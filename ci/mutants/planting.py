@@ -36,6 +36,8 @@ class Mutant:
     replace: str
     look_first: str = "interpret"
     """The backend that is expected to see it: asked before the others."""
+    look_at: str = ""
+    """The property that is expected to see it: asked before the others, too; empty for the first of them."""
     equivalent: str = ""
     """Why no input can show it; empty for a real fault."""
 
