@@ -73,6 +73,6 @@ def main(arguments: list[str]) -> int:
     unchecked = [row for row in results.rows() if row["unsupported"] and row["unsupported"] == row["cases"]]
     for row in unchecked:
         print(f"ci gate: nothing was checked: {row['backend']} can't run any case of {row['subject']}")
-    if (results.errors or unchecked) and not results.findings:
-        return 2
-    return EXIT_CODES.get(code, 2)
+    if results.findings:  # pytest says "interrupted" when -x ends a run at the first
+        return 1
+    return 2 if results.errors or unchecked else EXIT_CODES.get(code, 2)
