@@ -15,7 +15,9 @@ from hypothesis import given, seed
 from hypothesis import strategies as st
 
 import properties.test_dense_mla  # these fill the table of properties
-import properties.test_sparse_mla  # noqa: F401
+import properties.test_serving
+import properties.test_sparse_mla
+import properties.test_sparse_prefill  # noqa: F401
 from ci.gate import positive
 from properties import aot, backends, determinism, subjects
 from properties.case import Config
@@ -26,6 +28,9 @@ from properties.stations import PROPERTIES, Property, Station
 from properties.trial import Tally
 
 PARTS = ("draw", "arrays", "kernel", "oracle", "compare")
+
+MEASURED_PROPERTIES = ("equals_the_oracle", "matches_the_model")
+"""How the names end of the properties that are measured: one a family."""
 
 MEASURED = 4
 """Configs a family that are measured: the first of its menu."""
@@ -69,7 +74,7 @@ def _text(value: object) -> str:
 def speed_rows(options: argparse.Namespace) -> Iterator[dict]:
     """One row a config and backend: cases a second, milliseconds a case by part, and the factor over the peers' way."""
     for prop in PROPERTIES.values():
-        if prop.name != "equals_the_oracle" or (options.kernel and prop.kernel not in options.kernel):
+        if not prop.name.endswith(MEASURED_PROPERTIES) or (options.kernel and prop.kernel not in options.kernel):
             continue
         for backend, share in SHARES.items():
             for config in FAMILIES[prop.family].menu[:MEASURED]:

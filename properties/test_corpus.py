@@ -3,7 +3,9 @@
 import pytest
 
 import properties.test_dense_mla  # these fill the table of properties
-import properties.test_sparse_mla  # noqa: F401
+import properties.test_serving
+import properties.test_sparse_mla
+import properties.test_sparse_prefill  # noqa: F401
 from properties import session
 from properties.stations import Station
 
