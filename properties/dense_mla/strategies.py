@@ -74,7 +74,7 @@ def configs() -> st.SearchStrategy[DenseConfig]:
 WIDE = DenseConfig(
     q_dtype="bf16",
     kv_dtype="bf16",
-    heads=16,
+    heads=64,
     kv_lora_rank=32,
     rope=8,
     tokens=192,
