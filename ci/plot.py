@@ -15,6 +15,9 @@ from properties.families import FAMILIES
 from properties.sparse_mla import judging as sparse_judging
 from properties.subjects import Subject
 
+VISIBLE = 1e-4
+"""A weight below it would not be seen."""
+
 MOST_KEYS = 96
 """Keys shown as bars: the heaviest ones, in order of their number."""
 
@@ -166,13 +169,14 @@ def _draw_errors(axes: Any, shown: Evidence) -> None:
     image = axes.imshow(np.maximum(finite.T, 1e-3), aspect="auto", cmap="RdYlBu_r", norm=LogNorm(1e-2, 1e2))
     axes.figure.colorbar(image, ax=axes, label="|error| / bound (above 1 is wrong)", extend="both")
     axes.plot(shown.query, shown.head, "kx", markersize=10)
+    axes.locator_params(integer=True)
     axes.set(xlabel="query token", ylabel="head", title=f"worst: query {shown.query}, head {shown.head} (cross)")
 
 
 def _draw_weights(axes: Any, shown: Evidence) -> None:
     true, implied = shown.true_weights, shown.implied_weights()
     heavy = true if implied is None else np.maximum(true, np.abs(np.nan_to_num(implied)))
-    chosen = np.sort(np.argsort(-heavy)[:MOST_KEYS])
+    chosen = np.sort(np.argsort(-heavy)[: min(MOST_KEYS, max(1, np.count_nonzero(heavy > VISIBLE)))])
     place = np.arange(len(chosen))
     axes.bar(place - 0.2, true[chosen], 0.4, label="true", color="tab:blue")
     told = "values don't tell the keys apart: no implied weights"
@@ -182,7 +186,7 @@ def _draw_weights(axes: Any, shown: Evidence) -> None:
     step = max(1, len(chosen) // 16)
     axes.set_xticks(place[::step], [str(number) for number in shown.row.tokens[chosen][::step]])
     axes.set(xlabel="token in the sequence", ylabel="softmax weight", title=f"worst query, head {shown.head}: {told}")
-    axes.legend(loc="upper left")
+    axes.legend()
 
 
 def _draw_layout(axes: Any, shown: Evidence) -> None:

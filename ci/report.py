@@ -18,7 +18,7 @@ from ci import journal
 from ci.gate import ROOT
 from ci.night import Night, NightError
 
-PICTURES = 6
+PICTURES = 4
 """Findings that get a picture: each replays its case, some seconds."""
 
 MOST_FINDINGS = 40

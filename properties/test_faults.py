@@ -142,6 +142,7 @@ def night(tmp_path: Path):  # noqa: ANN201
     command = [sys.executable, "-m", "ci", "fuzz", "--minutes=5", f"--subject=dense_mla={subject}", "--workers=2"]
     command += ["--backend=interpret", "--seed=1", f"--out={tmp_path / 'night'}"]
     command += [f"--example-database={tmp_path / 'examples'}"]
+    command += ["--", "--no-shrink"]
     process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     yield process
     for pid in [process.pid, *family_of(process.pid)]:
@@ -170,7 +171,7 @@ def with_signal(pid: int, number: signal.Signals) -> None:
 
 def wait_for(journal: Path, count: int) -> list[dict]:
     """The findings, once there are `count`."""
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while len(found := events(journal, "finding")) < count:
         assert time.monotonic() < end, f"{len(found)} findings"
         time.sleep(0.2)
