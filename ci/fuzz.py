@@ -29,6 +29,10 @@ CONFIGS = 4
 EXAMPLES = 100
 """Cases a config and property: about as many seconds as its compiles take."""
 
+TIME_LIMIT = 240
+"""Seconds before a call is a hang, more than the gate's: configs of the full product compile longer, and a machine may be
+busy. `-- --time-limit SECONDS` sets another."""
+
 PROGRESS_SECONDS = 30
 GRACE_SECONDS = 45
 """How long the items that run when time is up may go on."""
@@ -187,7 +191,11 @@ def round_command(night: Night, deadline: float) -> list[str]:
     command += ["-n", str(options["workers"]), "--dist", "loadgroup", "--max-worker-restart", "1000000"]
     command += [f"--{name}={value}" for name in PASSED_ON for value in options[name] or ()]
     command += [f"--configs={CONFIGS}", f"--examples={EXAMPLES}", f"--seed={round_seed(night)}"]
-    command += [f"--deadline={deadline}", f"--worker-memory={_worker_memory(options['workers']):.2f}"]
+    command += [
+        f"--time-limit={TIME_LIMIT}",
+        f"--deadline={deadline}",
+        f"--worker-memory={_worker_memory(options['workers']):.2f}",
+    ]
     if options["example_database"]:
         command.append(f"--example-database={options['example_database']}")
     command += ["-p", "ci.journal", f"--journal={night.events}", f"--flight={night.folder / 'flight'}"]
