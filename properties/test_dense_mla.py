@@ -7,7 +7,7 @@ import numpy as np
 from properties import bits
 from properties.case import Inputs
 from properties.dense_mla.case import DenseCase
-from properties.dense_mla.refusals import bad_static_calls, bad_values
+from properties.dense_mla.refusals import bad_cache_writes, bad_static_calls, bad_values
 from properties.stations import Plan, compiles, differential
 from properties.trial import Trial
 
@@ -18,7 +18,7 @@ TOKENS = ("ql_nope", "q_pe", "new_kv_c", "new_k_pe")
 RECOMPILES = Plan(stride=6, share=0.2)
 """For properties that compare two configs: each costs another compile."""
 
-RETUNED = ("chunk_prefill_size", "num_kv_pages_per_block", "num_queries_per_block")
+RETUNED = ("chunk_prefill_size", "num_kv_pages_per_block", "num_queries_per_block", "vmem_limit_bytes")
 """Options that may change speed only."""
 
 
@@ -52,18 +52,14 @@ def test_repeats_bit_by_bit(case: DenseCase, trial: Trial) -> None:
 def test_cache_write_alone(case: DenseCase, trial: Trial) -> None:
     """update_kv_cache writes what the attention call writes, and nothing else."""
     inputs = trial.inputs()
-    names = ("new_kv_c", "new_k_pe", *CACHES, "kv_lens", "page_indices", "cu_q_lens", "distribution")
-    write = Inputs("update_kv_cache", {name: inputs.args[name] for name in names}, donated=CACHES)
-    judge_caches(trial, trial.expect(inputs), trial.run(write))
+    judge_caches(trial, trial.expect(inputs), trial.run(cache_write(inputs)))
 
 
 @differential("dense_mla", "ref_mla_ragged_paged_attention", interpret=Plan(stride=3, share=0.25))
 def test_reference_equals_the_oracle(case: DenseCase, trial: Trial) -> None:
     """The jnp reference is right too."""
     inputs = trial.inputs()
-    options = {name: value for name, value in inputs.options.items() if name not in RETUNED}
-    plain = dataclasses.replace(inputs, entry="ref_mla_ragged_paged_attention", options=options)
-    judge(case, trial, inputs, trial.run(plain))
+    judge(case, trial, inputs, trial.run(reference(inputs)))
 
 
 @differential("dense_mla", ATTENTION, interpret=Plan(share=0.1))
@@ -123,12 +119,25 @@ def test_order_of_sequences_does_not_matter(case: DenseCase, trial: Trial) -> No
 
 @differential("dense_mla", ATTENTION, interpret=RECOMPILES)
 def test_tuning_changes_speed_only(case: DenseCase, trial: Trial) -> None:
-    """Other block sizes, and a promise of the chunk size withdrawn, stay within the bound."""
-    inputs, config = trial.inputs(), case.config
-    for pages, queries in ((1, 1), (config.pages_a_sequence, 4)):
-        options = {"num_kv_pages_per_block": pages, "num_queries_per_block": queries, "chunk_prefill_size": None}
-        outputs = trial.run(inputs.with_options(options))
+    """Other block sizes, those of the subject's choice, and a promise of the chunk size withdrawn stay in the bound.
+
+    So does debugging, whose messages pytest keeps.
+    """
+    inputs = trial.inputs()
+    for pages, queries, debug in ((1, 1, None), (None, None, True)):
+        options = {"num_kv_pages_per_block": pages, "num_queries_per_block": queries, "debug_mode": debug}
+        outputs = trial.run(inputs.with_options(options | {"chunk_prefill_size": None}))
         judge(case, trial, inputs, outputs, f"blocks of {queries} queries, {pages} pages:")
+
+
+@differential("dense_mla", ATTENTION, interpret=Plan(share=0.1))
+def test_empty_sequences_are_skipped(case: DenseCase, trial: Trial) -> None:
+    """Where values can't be validated, sequences without queries are passed over, in every range and place."""
+    inputs = trial.inputs()
+    kept = bits.choices(case.values.seed, 98, (case.active,), 2)
+    part, rows = case.part([(s, 0, int(q_len * kept[s])) for s, q_len in enumerate(case.q_lens)], case.distribution)
+    emptied = inputs.with_arrays(rearranged(inputs, part, rows))
+    judge(part, trial, emptied, trial.run(emptied), "some sequences emptied:")
 
 
 @differential("dense_mla", ATTENTION, interpret=RECOMPILES)
@@ -164,6 +173,31 @@ def test_bad_calls_are_refused(case: DenseCase, trial: Trial) -> None:
         trial.refused(bad, argument, what)
 
 
+@differential("dense_mla", "update_kv_cache", interpret=Plan(stride=8, share=0.01))
+def test_bad_cache_writes_are_refused(case: DenseCase, trial: Trial) -> None:
+    """update_kv_cache refuses by itself what it can't write."""
+    for what, argument, bad in bad_cache_writes(cache_write(trial.inputs())):
+        trial.refused(bad, argument, what)
+
+
+@differential("dense_mla", "ref_mla_ragged_paged_attention", interpret=Plan(stride=8, share=0.01))
+def test_bad_calls_of_the_reference_are_refused(case: DenseCase, trial: Trial) -> None:
+    """The jnp reference refuses what the kernel refuses."""
+    for what, argument, bad in bad_static_calls(reference(trial.inputs())):
+        if argument not in RETUNED:
+            trial.refused(bad, argument, what)
+
+
+@differential("dense_mla", "static_validate_inputs", interpret=Plan(stride=4, share=0.01))
+def test_static_validation(case: DenseCase, trial: Trial) -> None:
+    """static_validate_inputs takes a good call whatever its values are, and refuses a wrong shape, dtype or option."""
+    inputs = trial.inputs()
+    validate = dataclasses.replace(inputs, entry="static_validate_inputs")
+    trial.accepted(validate.with_arrays({"kv_lens": np.full_like(inputs.args["kv_lens"], -1)}))
+    for what, argument, bad in bad_static_calls(validate):
+        trial.refused_by_value(bad, argument, what)
+
+
 @differential("dense_mla", "dynamic_validate_inputs", interpret=Plan(stride=2, share=0.1))
 def test_bad_values_are_refused(case: DenseCase, trial: Trial) -> None:
     """A good call passes dynamic_validate_inputs; a wrong index value raises a ValueError that names the argument."""
@@ -175,6 +209,18 @@ def test_bad_values_are_refused(case: DenseCase, trial: Trial) -> None:
 
 
 test_compiles = compiles("dense_mla", ATTENTION)
+
+
+def cache_write(inputs: Inputs) -> Inputs:
+    """The call of update_kv_cache that writes the same rows."""
+    names = ("new_kv_c", "new_k_pe", *CACHES, "kv_lens", "page_indices", "cu_q_lens", "distribution")
+    return Inputs("update_kv_cache", {name: inputs.args[name] for name in names}, donated=CACHES)
+
+
+def reference(inputs: Inputs) -> Inputs:
+    """The same call of the jnp reference."""
+    options = {name: value for name, value in inputs.options.items() if name not in RETUNED}
+    return dataclasses.replace(inputs, entry="ref_mla_ragged_paged_attention", options=options)
 
 
 def rearranged(inputs: Inputs, part: DenseCase, rows: np.ndarray) -> dict[str, np.ndarray]:

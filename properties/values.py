@@ -45,6 +45,7 @@ RECIPES: dict[str, Recipe] = {
     "winner": Recipe(sigma=1.0, winner=30.0),
     "huge": Recipe(sigma=300.0),
     "negative": Recipe(sigma=2.0, needle=8.0, offset=-2000.0),
+    "abyss": Recipe(sigma=2.0, offset=-1e5),
     "grid": Recipe(sigma=0.0, needle=0.0, winner=-300.0, grid=True),
     "positive": Recipe(sigma=1.0, positive=True),
 }
@@ -58,6 +59,9 @@ _POISON_BITS: dict[str, dict[str, tuple[int, ...]]] = {
     "e5m2": {"nan": (0x7E, 0xFF, 0x7D), "inf": (0x7C, 0xFC)},
     "e4m3": {"nan": (0x7F, 0xFF), "inf": (0x7F, 0xFF)},  # e4m3fn has no infinity
 }
+
+_POISON_PERIOD = 4093
+"""Unowned memory repeats itself after so many elements: a prime, so that no two rows or pages of it are alike."""
 
 # Streams of the counter-based generator, one for each independent array.
 _QUERY, _KEY, _LEVEL, _POISON = range(4)
@@ -102,12 +106,14 @@ class Values:
 
     def unowned(self, shape: tuple[int, ...], dtype: str, stream: int = 0) -> np.ndarray:
         """`dtype` array `shape` for memory that no token owns."""
+        size = min(_POISON_PERIOD, math.prod(shape))
         if self.poison == "finite":
-            return (bits.normals(self.seed, 4 * stream + _POISON, shape) * 4.0).astype(bits.DTYPES[dtype])
+            poison = (bits.normals(self.seed, 4 * stream + _POISON, (size,)) * 4.0).astype(bits.DTYPES[dtype])
+            return np.resize(poison, shape)
         by_kind = _POISON_BITS[dtype]
         patterns = by_kind["nan"] + by_kind["inf"] if self.poison == "mixed" else by_kind[self.poison]
-        picked = bits.choices(self.seed, 4 * stream + _POISON, shape, len(patterns))
-        return np.array(patterns, f"u{bits.DTYPES[dtype].itemsize}")[picked].view(bits.DTYPES[dtype])
+        picked = bits.choices(self.seed, 4 * stream + _POISON, (size,), len(patterns))
+        return np.resize(np.array(patterns, f"u{bits.DTYPES[dtype].itemsize}")[picked], shape).view(bits.DTYPES[dtype])
 
 
 def _gain(recipe: Recipe, scale: float) -> float:

@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import ClassVar, Self
 
 import numpy as np
-from oracles.paging import align, packing
 
+from oracles.paging import align, packing
 from properties import bits
 from properties.case import Inputs, abstract_array
 from properties.values import Values
@@ -16,8 +16,10 @@ from properties.values import Values
 ARRAYS = ("ql_nope", "q_pe", "new_kv_c", "new_k_pe", "cache_kv_c", "cache_k_pe")
 METADATA = ("kv_lens", "page_indices", "cu_q_lens", "distribution")
 
-JUNK = (-1, 2**31 - 1, -(2**31), 7)
-"""What stands in metadata of inactive sequences and in page-table columns past the last used page."""
+JUNK = (-1, 2**31 - 1, -(2**31), 7, 1, 0)
+"""What stands, from a drawn start on, in metadata of inactive sequences and in page-table columns past the last used
+page: what no length or page can be, and what one might be.
+"""
 
 _OLD = 1
 """Stream of what written slots held before."""
@@ -207,9 +209,9 @@ class DenseCase:
     def metadata(self) -> dict[str, np.ndarray]:
         """The four index arrays by name; what belongs to no active sequence or used page is junk."""
         config, active = self.config, self.active
-        page_indices = _junk((config.sequences, config.pages_a_sequence))
+        page_indices = self._junk((config.sequences, config.pages_a_sequence))
         page_indices[:active] = np.where(self.table >= 0, self.table, page_indices[:active])
-        kv_lens, cu_q_lens = _junk((config.sequences,)), _junk((config.sequences + 1,))
+        kv_lens, cu_q_lens = self._junk((config.sequences,)), self._junk((config.sequences + 1,))
         kv_lens[:active] = self.kv_lens
         cu_q_lens[: active + 1] = self.cu_q_lens()
         distribution = np.array(self.distribution, np.int32)
@@ -245,6 +247,5 @@ class DenseCase:
             found.append(self.slots(sequence, tokens))
         return np.concatenate(found)
 
-
-def _junk(shape: tuple[int, ...]) -> np.ndarray:
-    return np.resize(np.array(JUNK, np.int32), shape)
+    def _junk(self, shape: tuple[int, ...]) -> np.ndarray:
+        return np.resize(np.roll(np.array(JUNK, np.int32), self.values.seed % len(JUNK)), shape)

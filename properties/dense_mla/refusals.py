@@ -27,17 +27,37 @@ BAD_OPTIONS = {
 
 
 def bad_static_calls(inputs: Inputs) -> Iterator[BadCall]:
-    """Every wrong shape, dtype or option: refused while tracing."""
+    """Every wrong shape, dtype or option of an attention call: refused while tracing."""
     for name, values in BAD_OPTIONS.items():
         for value in values:
             yield f"{name}={value}", name, inputs.with_options({name: value})
-    for name, array in inputs.args.items():
-        yield f"{name} of rank {array.ndim + 1}", name, inputs.with_arrays({name: array[None]})
-        yield f"{name} of rank {array.ndim - 1}", name, inputs.with_arrays({name: array[0]})
+    for name in ARRAYS[:2]:
+        yield from _bad_ranks(inputs, name)
+    yield from _bad_sizes(inputs)
+    yield from bad_cache_writes(inputs)
+
+
+def bad_cache_writes(inputs: Inputs) -> Iterator[BadCall]:
+    """The wrong shapes and dtypes that update_kv_cache refuses too."""
+    for name in (*ARRAYS[2:], *METADATA):
+        yield from _bad_ranks(inputs, name)
+    yield from _bad_metadata(inputs)
+    yield from _bad_caches(inputs)
+
+
+def _bad_ranks(inputs: Inputs, name: str) -> Iterator[BadCall]:
+    array = inputs.args[name]
+    yield f"{name} of rank {array.ndim + 1}", name, inputs.with_arrays({name: array[None]})
+    yield f"{name} of rank {array.ndim - 1}", name, inputs.with_arrays({name: array[0]})
+
+
+def _bad_metadata(inputs: Inputs) -> Iterator[BadCall]:
     for name in METADATA:
         yield f"{name} int8", name, inputs.with_arrays({name: inputs.args[name].astype(np.int8)})
-    yield from _bad_sizes(inputs)
-    yield from _bad_caches(inputs)
+    for name in METADATA[1:]:
+        longer = np.append(inputs.args[name], np.int32(0))
+        if name != "page_indices" or len(longer) % len(inputs.args["kv_lens"]):
+            yield f"{name} one too long", name, inputs.with_arrays({name: longer})
 
 
 def _bad_sizes(inputs: Inputs) -> Iterator[BadCall]:
@@ -50,10 +70,6 @@ def _bad_sizes(inputs: Inputs) -> Iterator[BadCall]:
     yield "q_pe of H + 1 heads", "q_pe", inputs.with_arrays({"q_pe": np.concatenate([q_pe, q_pe[:, :1]], axis=1)})
     other = "f32" if q_pe.dtype != np.float32 else "bf16"
     yield "q_pe of another dtype", "q_pe", inputs.with_arrays({"q_pe": np.zeros(q_pe.shape, bits.DTYPES[other])})
-    for name in ("page_indices", "cu_q_lens", "distribution"):
-        longer = np.append(inputs.args[name], np.int32(0))
-        if name != "page_indices" or len(longer) % len(inputs.args["kv_lens"]):
-            yield f"{name} one too long", name, inputs.with_arrays({name: longer})
 
 
 def _bad_caches(inputs: Inputs) -> Iterator[BadCall]:

@@ -62,7 +62,34 @@ def build(row: Row) -> DenseConfig:
     return DenseConfig(**row, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, pool=pool)
 
 
-MENU: tuple[DenseConfig, ...] = tuple(build(row) for row in pairwise(GATE_OPTIONS, valid))
+LONG = DenseConfig(
+    q_dtype="bf16",
+    kv_dtype="bf16",
+    heads=1,
+    kv_lora_rank=32,
+    rope=8,
+    tokens=4,
+    sequences=2,
+    page_size=256,
+    pages_a_sequence=130,
+    pool=12,
+    sm_scale=0.11,
+    sliding_window=None,
+    soft_cap=None,
+    mask_value=None,
+    q_scale=None,
+    k_scale=None,
+    v_scale=None,
+    chunk_prefill_size=None,
+    num_kv_pages_per_block=16,
+    num_queries_per_block=2,
+)
+"""Positions past 16 bits, and blocks of keys many vectors wide; pages that are not written to are listed repeatedly."""
+
+_PAIRS = tuple(build(row) for row in pairwise(GATE_OPTIONS, valid))
+
+MENU: tuple[DenseConfig, ...] = (_PAIRS[0], LONG, *_PAIRS[1:])
+"""LONG stands where strides pass over it, since it is slow where copies are simulated."""
 
 
 def configs() -> st.SearchStrategy[DenseConfig]:
@@ -135,21 +162,26 @@ def _kv_len(config: DenseConfig, q_len: int, code: int) -> int:
     """A kv length of at least `q_len`: at an edge of page, block, window or capacity, with no history, or anywhere."""
     block = config.page_size * config.num_kv_pages_per_block
     window = config.sliding_window or 0
-    edges = around(config.page_size, block, 2 * block, q_len + window, block + window, low=q_len, high=config.capacity)
+    lengths = (config.page_size, block, 2 * block, q_len + window, block + window, 2**15)
+    edges = around(*lengths, low=q_len, high=config.capacity)
     return pick([q_len, *edges, config.capacity], range(q_len, config.capacity + 1), code)
 
 
 def _pages(
     config: DenseConfig, q_lens: tuple[int, ...], kv_lens: tuple[int, ...], order: bytes, shared: int
 ) -> tuple[int, ...]:
-    """Physical pages in `order`; in a quarter of cases the full pages before every write are shared as a prefix."""
+    """Physical pages in `order`; in a quarter of cases the full pages before every write are shared as a prefix.
+
+    A page that is written to is listed once; where the pool is small, pages that are only read are listed repeatedly.
+    """
+    spans = [(kv_len - q_len, kv_len) for q_len, kv_len in zip(q_lens, kv_lens, strict=True)]
+    read = [start // config.page_size for start, _ in spans]
+    written = [-(-end // config.page_size) - full for full, (_, end) in zip(read, spans, strict=True)]
     free = sorted(range(config.pool), key=order.__getitem__)
-    ends = list(itertools.accumulate(-(-kv_len // config.page_size) for kv_len in kv_lens))
-    own = [free[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-    for pages, q_len, kv_len in zip(own, q_lens, kv_lens, strict=True):
-        first_written = (kv_len - q_len) // config.page_size
-        first_written_by_owner = (kv_lens[0] - q_lens[0]) // config.page_size
-        prefix = own[0][: min(max(0, shared - 192), first_written, first_written_by_owner)]
+    to_write, to_read = iter(free), itertools.cycle(free[sum(written) :])
+    own = [[*itertools.islice(to_read, r), *itertools.islice(to_write, w)] for r, w in zip(read, written, strict=True)]
+    for pages, full in zip(own, read, strict=True):
+        prefix = own[0][: min(max(0, shared - 192), full, read[0])]
         pages[: len(prefix)] = prefix
     return tuple(itertools.chain.from_iterable(own))
 
