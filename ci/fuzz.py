@@ -30,8 +30,8 @@ EXAMPLES = 100
 """Cases a config and property: about as many seconds as its compiles take."""
 
 TIME_LIMIT = 240
-"""Seconds before a call is a hang, more than the gate's: configs of the full product compile longer, and a machine may be
-busy. `-- --time-limit SECONDS` sets another."""
+"""Seconds before a call is a hang, more than the gate's: configs of the full product compile longer, and a machine may
+be busy. `-- --time-limit SECONDS` sets another."""
 
 PROGRESS_SECONDS = 30
 GRACE_SECONDS = 45
