@@ -19,8 +19,11 @@ from properties.values import Values
 
 AnyConfig = DenseConfig | PrefillConfig
 
-WAITING = 2
+WAITING = 1
 """Requests that may wait for their first chunk: more would only fill a run with admissions."""
+
+PAGE_SIZE, PAGES_A_SEQUENCE, POOL = 4, 5, 13
+"""Small pages, so that a dozen steps fill, share and reuse them; too few for all slots to be full at once."""
 
 _CODE = st.integers(0, 255)
 
@@ -171,9 +174,9 @@ def _dense(q_dtype: str, kv_dtype: str, window: int | None) -> DenseConfig:
         rope=8,
         tokens=12,
         sequences=4,
-        page_size=8,
-        pages_a_sequence=3,
-        pool=9,
+        page_size=PAGE_SIZE,
+        pages_a_sequence=PAGES_A_SEQUENCE,
+        pool=POOL,
         sm_scale=0.11,
         sliding_window=window,
         soft_cap=None,
@@ -182,7 +185,7 @@ def _dense(q_dtype: str, kv_dtype: str, window: int | None) -> DenseConfig:
         k_scale=0.5 if narrow else None,
         v_scale=0.25 if narrow else None,
         chunk_prefill_size=None,
-        num_kv_pages_per_block=1,
+        num_kv_pages_per_block=2,
         num_queries_per_block=4,
     )
 
@@ -197,9 +200,9 @@ def _sparse(dtype: str, kv_lora_rank: int) -> PrefillConfig:
         tokens=12,
         topk=6,
         read_block=4,
-        page_size=8,
-        pages_a_sequence=3,
-        pool=9,
+        page_size=PAGE_SIZE,
+        pages_a_sequence=PAGES_A_SEQUENCE,
+        pool=POOL,
         sequences=4,
         sm_scale=0.11,
     )
