@@ -216,6 +216,18 @@ def test_sigterm_leaves_results_that_can_be_read(night: subprocess.Popen, tmp_pa
     assert family_of(night.pid) == []
 
 
+def test_a_full_disk_ends_the_run(tmp_path: Path) -> None:
+    """When an event can't be written, pytest stops with an exit code of its own and says why."""
+    subject = tmp_path / "failing.py"
+    subject.write_text(FAILING)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", "-p", "ci.journal"]
+    command += ["--journal=/dev/full", f"--subject=dense_mla={subject}", "--backend=interpret"]
+    command += [f"--replay={drilled()[0].to_json()}", str(ROOT / "properties" / "test_corpus.py")]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 20, done.stdout + done.stderr
+    assert "No space left on device" in done.stdout + done.stderr
+
+
 def test_records_of_another_schema_are_told_apart() -> None:
     """An older or newer file says which it is."""
     record = json.loads(healthy()[0].to_json())
