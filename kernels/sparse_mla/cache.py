@@ -3,8 +3,6 @@
 import jax
 import jax.numpy as jnp
 
-from kernels.layout import LANES
-
 
 def write_rows(cache: jax.Array, rows: jax.Array, loc: jax.Array) -> jax.Array:
     """A cache with each row at its slot and every other slot bit-identical.
@@ -18,31 +16,27 @@ def write_rows(cache: jax.Array, rows: jax.Array, loc: jax.Array) -> jax.Array:
     Returns:
       The written cache.
     """
-    *_, packing, width = cache.shape
-    slots, chunks = cache.size // width, width // LANES
-    # Rows of 128 lanes in the order in which a TPU's tiles of `packing` rows hold them: XLA takes this view of the
-    # cache for free and scatters into it in place, if it may; any other order would cost a copy of the cache.
-    lines = cache.reshape(-1, packing, chunks, LANES).swapaxes(1, 2).reshape(-1, LANES)
-    index = ((loc // packing)[:, None] * chunks + jnp.arange(chunks, dtype=jnp.int32)) * packing
-    index += (loc % packing)[:, None]
+    packing, width = cache.shape[2:]
+    # Whole packed rows, as a TPU's tiles hold them: XLA takes this view for free and scatters into it in place, if it
+    # may. A view of single rows or of 128-lane lines makes it copy the cache, at some widths or numbers of tokens.
+    packed = cache.reshape(-1, packing, width)
+    inside = (loc >= 0) & (loc < packed.shape[0] * packing)
     # Negative indices wrap in jnp, so dropped rows go past the end, each to a place of its own.
-    outside = lines.shape[0] + jnp.arange(index.size, dtype=jnp.int32).reshape(index.shape)
-    index = jnp.where(((loc >= 0) & (loc < slots))[:, None], index, outside)
-    written = _set(lines, index.reshape(-1), rows.reshape(-1, LANES))
-    return written.reshape(-1, chunks, packing, LANES).swapaxes(1, 2).reshape(cache.shape)
+    outside = packed.shape[0] + jnp.arange(loc.shape[0], dtype=jnp.int32)
+    return _set(packed, jnp.where(inside, loc // packing, outside), loc % packing, rows).reshape(cache.shape)
 
 
-def _set(lines: jax.Array, index: jax.Array, values: jax.Array) -> jax.Array:
-    """`lines` with `values` at the distinct rows `index`; rows past the end are dropped."""
+def _set(packed: jax.Array, index: jax.Array, lane: jax.Array, rows: jax.Array) -> jax.Array:
+    """`packed` [M, packing, width] with `rows` at the distinct (index, lane); an index past the end is dropped."""
 
-    def as_they_are(lines: jax.Array, values: jax.Array) -> jax.Array:
-        return lines.at[index].set(values, mode="drop", unique_indices=True)
+    def as_they_are(packed: jax.Array, rows: jax.Array) -> jax.Array:
+        return packed.at[index, lane].set(rows, mode="drop", unique_indices=True)
 
-    def as_integers(lines: jax.Array, values: jax.Array) -> jax.Array:
-        bits = jnp.dtype(f"uint{8 * lines.dtype.itemsize}")
-        written = as_they_are(*(jax.lax.bitcast_convert_type(x, bits) for x in (lines, values)))
-        return jax.lax.bitcast_convert_type(written, lines.dtype)
+    def as_integers(packed: jax.Array, rows: jax.Array) -> jax.Array:
+        bits = jnp.dtype(f"uint{8 * packed.dtype.itemsize}")
+        written = as_they_are(*(jax.lax.bitcast_convert_type(x, bits) for x in (packed, rows)))
+        return jax.lax.bitcast_convert_type(written, packed.dtype)
 
     # XLA for CPU widens a scatter of narrow floats, which alters NaNs even in rows that aren't written; XLA for TPU
     # moves them as they are, but would copy the whole cache to see it as integers.
-    return jax.lax.platform_dependent(lines, values, cpu=as_integers, default=as_they_are)
+    return jax.lax.platform_dependent(packed, rows, cpu=as_integers, default=as_they_are)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -20,7 +21,7 @@ class UnitCopies:
     """
 
     def __init__(
-        self, geometry: Geometry, table: Ref, keys: Ref, tail: Ref | None, buffer: Ref, semaphores: Ref
+        self, geometry: Geometry, table: Ref, keys: Ref, tail: Ref | None = None, *, buffer: Ref, semaphores: Ref
     ) -> None:
         self._geometry, self._table, self._keys, self._tail = geometry, table, keys, tail
         self._buffer, self._semaphores = buffer, semaphores
@@ -46,9 +47,9 @@ class UnitCopies:
             def _() -> None:
                 self._start(base, place, self._buffer.at[slot, j], self._semaphores.at[slot])
 
-            return started + live.astype(jax.numpy.int32)
+            return started + live.astype(jnp.int32)
 
-        return jax.lax.fori_loop(0, units, start_one, jax.numpy.int32(0))
+        return jax.lax.fori_loop(0, units, start_one, jnp.int32(0))
 
     def wait(self, count: Scalar, slot: Scalar) -> None:
         """Wait for `count` copies into a slot."""

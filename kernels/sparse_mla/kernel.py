@@ -43,12 +43,11 @@ def _kernel(
     key_bits: Ref,
     row_bits: Ref,
     q: Ref,
-    keys: Ref,
     *rest: Ref,
 ) -> None:
-    *tail, output, buffer, semaphores, progress, maximum, denominator, weighted = rest
-    copies = UnitCopies(plan.geometry, table, keys, tail[0] if tail else None, buffer, semaphores)
-    softmax = Softmax(plan.kv_lora_rank, plan.sm_scale, maximum, denominator, weighted)
+    *keys, output, buffer, semaphores, progress, words, maximum, denominator, weighted = rest
+    copies = UnitCopies(plan.geometry, table, *keys, buffer=buffer, semaphores=semaphores)
+    softmax = Softmax(plan.kv_lora_rank, plan.sm_scale, words, maximum, denominator, weighted)
     query, units = pl.program_id(0), plan.chunks.units
     queries = pl.num_programs(0)
     following = jnp.minimum(query + 1, queries - 1)
@@ -101,7 +100,7 @@ def attend(plan: Plan, q: jax.Array, source: Source, selection: Selection, inter
     chunks, geometry = plan.chunks, plan.geometry
     span = (geometry.span // geometry.step, geometry.step) if geometry.paged else (geometry.span,)
     in_hbm = pl.BlockSpec(memory_space=pltpu.HBM)
-    operands = [source.keys] + ([] if geometry.paged or not geometry.has_tail else [tail_of(source.keys, geometry)])
+    operands = [source.keys, tail_of(source.keys, geometry)] if geometry.has_tail else [source.keys]
 
     def a_query(*shape: int, memory_space: Any = pltpu.VMEM) -> pl.BlockSpec:
         return pl.BlockSpec((None, *shape), lambda i, *_: (i, *[0] * len(shape)), memory_space=memory_space)
@@ -130,6 +129,7 @@ def attend(plan: Plan, q: jax.Array, source: Source, selection: Selection, inter
                 pltpu.VMEM((2, chunks.units, *span, source.keys.shape[-1]), source.keys.dtype),
                 pltpu.SemaphoreType.DMA((2,)),
                 pltpu.SMEM((2,), jnp.int32),
+                pltpu.VMEM((chunks.rows, source.keys.shape[-1]), jnp.int32),
                 pltpu.VMEM((heads, LANES), jnp.float32),
                 pltpu.VMEM((heads, LANES), jnp.float32),
                 pltpu.VMEM((heads, plan.kv_lora_rank), jnp.float32),
