@@ -75,10 +75,8 @@ class Differential:
             stations = [s for record in self.records() for s in replays(record, self.backends)]
         else:
             return
-        group = pytest.mark.xdist_group
         stations = [station for station in stations if station.property.kernel in self.subjects]
-        params = [pytest.param(station, id=str(station), marks=group(str(station))) for station in stations]
-        metafunc.parametrize("station", params)
+        metafunc.parametrize("station", stations, ids=[str(station) for station in stations])
 
     @functools.cache  # noqa: B019 (one instance a process)
     def _configs(self, family: str) -> tuple[Config, ...] | None:

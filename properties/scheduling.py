@@ -1,7 +1,10 @@
-"""xdist's scheduler of groups, for workers that die: the item that killed one is reported once, and the rest goes on.
+"""xdist's scheduler of groups, for items that share compiled functions and for workers that die.
 
-xdist's own hands the killing item to the next worker, which it kills too; and it hands work to replacements that have
-not collected their items yet, which is lost.
+Items of one backend and config go to one worker. xdist tells groups by a suffix that it gives to the items' names, and
+pytest 9.2 takes no notice of it.
+
+The item that killed a worker is reported once, and the rest goes on. xdist's own scheduler hands that item to the next
+worker, which it kills too; and it hands work to replacements that have not collected their items yet, which is lost.
 """
 
 from xdist.scheduler import LoadGroupScheduling
@@ -10,6 +13,11 @@ from xdist.workermanage import WorkerController
 
 class SurvivingScheduling(LoadGroupScheduling):
     """`--dist loadgroup`."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        """The group of an item: its parameters, which are backend and config."""
+        _, bracket, parameters = nodeid.partition("[")
+        return parameters.removesuffix("]") if bracket else nodeid
 
     def remove_node(self, node: WorkerController) -> str | None:
         """Take a dead worker's items back, but for the one that it died of, which is returned."""
