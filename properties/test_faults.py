@@ -187,7 +187,10 @@ def test_kills_lose_no_recorded_event(night: subprocess.Popen, tmp_path: Path) -
         refused = subprocess.run([*second, option], cwd=ROOT, env=environment(), capture_output=True, text=True)
         assert refused.returncode == 2
         assert "another fuzz run holds this folder" in refused.stderr
-    controller, *workers = family_of(night.pid)
+    end = time.monotonic() + 60
+    while len(family := family_of(night.pid)) < 2 and time.monotonic() < end:  # between rounds there is no worker
+        time.sleep(0.1)
+    controller, *workers = family
     with_signal(workers[0], signal.SIGKILL)
     before = wait_for(journal, len(events(journal, "finding")) + 2)
     descendants = family_of(night.pid)

@@ -58,7 +58,6 @@ def bad_locations(config: PrefillConfig, inputs: Inputs) -> Iterator[BadCall]:
         "two tokens exchanged": np.concatenate([whole[1::-1], whole[2:]]),
         "a token in another page than its neighbours": np.where(whole == 1, whole + ps, whole),
         "slots in falling order": whole[::-1].copy(),
-        "a cached prefix left out": np.where(whole < ps, -1, whole),
     }
     for what, loc in spoilt.items():
         yield what, "loc", inputs.with_arrays({"loc": loc})
