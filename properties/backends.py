@@ -15,6 +15,11 @@ from properties.subjects import takes_interpret
 
 Outputs = tuple[np.ndarray, ...]
 
+COMPILER_OPTIONS: dict[str, int | bool] = {"xla_backend_optimization_level": 1}
+"""XLA for CPU: an interpreted kernel takes longer to compile than all its cases take to run."""
+if jax.__version_info__ < (0, 11):
+    COMPILER_OPTIONS["xla_cpu_use_fusion_emitters"] = False  # newer versions have no other way, and are as fast
+
 COMPILES_BEFORE_CLEARING = 200
 """A process dies near 380 compiled functions, out of memory mappings."""
 
@@ -104,9 +109,10 @@ def _compiled(
     if _compiled.cache_info().misses % COMPILES_BEFORE_CLEARING == COMPILES_BEFORE_CLEARING - 1:
         free_compiled_functions()
     static = dict(options)
+    compiler_options = None if mode is False else COMPILER_OPTIONS
     if takes_interpret(function):
-        return jax.jit(functools.partial(function, **static, interpret=mode))
-    jitted = jax.jit(functools.partial(function, **static))
+        return jax.jit(functools.partial(function, **static, interpret=mode), compiler_options=compiler_options)
+    jitted = jax.jit(functools.partial(function, **static), compiler_options=compiler_options)
 
     def forced(*arrays: np.ndarray, **named: np.ndarray) -> Any:
         with pltpu.force_tpu_interpret_mode(mode):

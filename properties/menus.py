@@ -14,7 +14,8 @@ Row = dict[str, Any]
 def pairwise(options: Options, valid: Callable[[Row], bool], *, seed: int = 0, samples: int = 4000) -> list[Row]:
     """A small list of valid rows in which every pair of values that a valid sample row holds occurs (greedy cover).
 
-    Deterministic: `random.Random` keeps its stream across Python versions.
+    Seeds differ in how many rows they need; a menu names a good one. Deterministic: `random.Random` keeps its stream
+    across Python versions.
     """
     chooser = random.Random(seed)
     drawn = [{name: chooser.choice(values) for name, values in options.items()} for _ in range(samples)]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gc
 import resource
 import tempfile
 import time
@@ -51,6 +52,8 @@ class Differential:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         session.begin(self.session)
         determinism.pin_hypothesis()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 50)  # tracing makes many objects and little garbage: a third of its time was this
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:

@@ -7,7 +7,7 @@ from properties.trial import Trial
 
 
 @differential(
-    "serving", "mla_ragged_paged_attention", interpret=Plan(share=0.75), tpu_interpret=Plan(stride=2, share=0.02)
+    "serving", "mla_ragged_paged_attention", interpret=Plan(share=0.5), tpu_interpret=Plan(stride=2, share=0.02)
 )
 def test_serving_matches_the_model(case: ServingCase, trial: Trial) -> None:
     """After each step outputs lie within the bound of the oracle on each request's contiguous history, the pool is the

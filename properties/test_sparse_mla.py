@@ -13,7 +13,7 @@ from properties.trial import Trial
 
 ATTENTION = "sparse_mla_attention"
 
-RECOMPILES = Plan(stride=5, share=0.2)
+RECOMPILES = Plan(stride=8, share=0.3)
 """For properties that compare two configs: each costs another compile."""
 
 
