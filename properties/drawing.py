@@ -1,10 +1,11 @@
 """What the strategies of both kernels share: bytes that stand for structure, edges, and the strategy of values."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hypothesis import strategies as st
 
+from properties.menus import Options, Row
 from properties.values import POISONS, RECIPES, Values
 
 
@@ -14,6 +15,11 @@ def values() -> st.SearchStrategy[Values]:
     return st.builds(
         Values, mode=st.sampled_from(tuple(RECIPES)), seed=st.integers(0, 2**32 - 1), poison=st.sampled_from(POISONS)
     )
+
+
+def any_row(options: Options, valid: Callable[[Row], bool]) -> st.SearchStrategy[Row]:
+    """Any valid row of the full product of `options`."""
+    return st.fixed_dictionaries({name: st.sampled_from(menu) for name, menu in options.items()}).filter(valid)
 
 
 @functools.cache

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from kernels.dense_mla.prepare import prepare_kv_inputs
 from kernels.dense_mla.validation import validate_cache_update
 from kernels.layout import LANES
+from kernels.scatter import scatter_rows
 
 
 def _row_of_each_token(
@@ -33,22 +34,6 @@ def _row_of_each_token(
     return owned, page, position % page_size
 
 
-def _set_rows(cache: jax.Array, index: jax.Array, rows: jax.Array) -> jax.Array:
-    """Copy of `cache` [M, 128] with `rows` at `index`, which holds each row once; indices past the end are dropped."""
-
-    def set_floats(cache: jax.Array, rows: jax.Array) -> jax.Array:
-        return cache.at[index].set(rows, mode="drop", unique_indices=True)
-
-    def set_bits(cache: jax.Array, rows: jax.Array) -> jax.Array:
-        bits = jnp.dtype(f"uint{8 * cache.dtype.itemsize}")
-        written = set_floats(jax.lax.bitcast_convert_type(cache, bits), jax.lax.bitcast_convert_type(rows, bits))
-        return jax.lax.bitcast_convert_type(written, cache.dtype)
-
-    # XLA for CPU widens a scatter of narrow floats, which alters NaNs even in rows that aren't written; XLA for TPU
-    # moves them as they are, but would copy the whole cache to see it as integers.
-    return jax.lax.platform_dependent(cache, rows, cpu=set_bits, default=set_floats)
-
-
 def _write_rows(cache: jax.Array, rows: jax.Array, owned: jax.Array, page: jax.Array, slot: jax.Array) -> jax.Array:
     """Write rows [T, width] into cache [N, page_size / packing, packing, width]; a row that is not owned is dropped."""
     num_pages, sublanes, packing, width = cache.shape
@@ -62,7 +47,7 @@ def _write_rows(cache: jax.Array, rows: jax.Array, owned: jax.Array, page: jax.A
     outside = in_memory.shape[0] + jnp.arange(index.size, dtype=jnp.int32).reshape(index.shape)
     owned &= (page >= 0) & (page < num_pages)
     index = jnp.where(owned[:, None], index, outside)
-    written = _set_rows(in_memory, index.reshape(-1), rows.reshape(-1, LANES))
+    written = scatter_rows(in_memory, (index.reshape(-1),), rows.reshape(-1, LANES))
     return written.reshape(-1, chunks, packing, LANES).swapaxes(1, 2).reshape(cache.shape)
 
 

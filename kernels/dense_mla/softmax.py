@@ -10,18 +10,12 @@ from kernels.dense_mla.masking import DEFAULT_MASK_VALUE
 from kernels.dense_mla.plan import Plan
 from kernels.dense_mla.schedule import QueryBlock, Scalar
 from kernels.layout import LANES, cdiv, packing
+from kernels.products import dot
 
 Ref = Any
 
 _WORD_BITS = {1: (-1,), 2: (0x0000FFFF, -0x00010000)}
 """Bits of a 32-bit word, as int32, that each of the rows sharing it holds, by the number of these rows."""
-
-
-def _dot(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
-    """a . b over one axis of each, summed in float32; float32 inputs keep all their bits."""
-    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
-    dimensions = (((axes[0],), (axes[1],)), ((), ()))
-    return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
 
 
 def _spread(x: jax.Array, width: int) -> jax.Array:
@@ -56,7 +50,7 @@ class Softmax:
           first_key: int32 scalar.
         """
         plan, rows = self._plan, self._rows
-        scores = self._masked(self._scaled(_dot(queries, keys, (1, 1))), block, first_key)
+        scores = self._masked(self._scaled(dot(queries, keys, (1, 1))), block, first_key)
         old_maximum = self._maximum[rows]
         maximum = jnp.maximum(old_maximum, jnp.max(scores, axis=1, keepdims=True))
         decay = jnp.exp(old_maximum - maximum)
@@ -66,7 +60,7 @@ class Softmax:
         values = self._values(keys, block, first_key)
         self._maximum[rows] = maximum
         self._denominator[rows] = self._denominator[rows] * _spread(decay, lanes) + partial_sums
-        self._weighted[rows] = self._weighted[rows] * _spread(decay, plan.latent_width) + _dot(
+        self._weighted[rows] = self._weighted[rows] * _spread(decay, plan.latent_width) + dot(
             weights.astype(values.dtype), values, (1, 0)
         )
 

@@ -8,19 +8,13 @@ import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
 from kernels.layout import LANES, cdiv, packing
+from kernels.products import dot
 from kernels.sparse_mla.selection import WORD_BITS
 
 Ref = Any
 
 _PIECE = 128
 """Keys that enter the value product at a time."""
-
-
-def _dot(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
-    """a . b over one axis of each, summed in float32; float32 inputs keep all their bits."""
-    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
-    dimensions = (((axes[0],), (axes[1],)), ((), ()))
-    return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
 
 
 class Softmax:
@@ -50,7 +44,7 @@ class Softmax:
         """
         # Held as words: what a scratch of bfloat16 gives back, v5e has to put together again.
         self._words[...] = _only_attended(gathered, attended_in_word)
-        scores = _dot(q, self._rows(0, gathered.shape[0], q.shape[1], q.dtype), (1, 1)) * self._sm_scale
+        scores = dot(q, self._rows(0, gathered.shape[0], q.shape[1], q.dtype), (1, 1)) * self._sm_scale
         scores = jnp.where(attended != 0, scores, -jnp.inf)
         old_maximum = self._maximum[:, :1]
         maximum = jnp.maximum(old_maximum, jnp.max(scores, axis=1, keepdims=True))
@@ -61,7 +55,7 @@ class Softmax:
         total = jnp.sum(weights.astype(jnp.float32), axis=1, keepdims=True)
         # In pieces, so that the compiler needn't hold all values at once.
         added = sum(
-            _dot(weights[:, i : i + _PIECE], self._rows(i, i + _PIECE, self._kv_lora_rank, q.dtype), (1, 0))
+            dot(weights[:, i : i + _PIECE], self._rows(i, i + _PIECE, self._kv_lora_rank, q.dtype), (1, 0))
             for i in range(0, gathered.shape[0], _PIECE)
         )
         self._maximum[...] = jnp.broadcast_to(maximum, self._maximum.shape)

@@ -1,12 +1,13 @@
 """Strategies that draw dense MLA cases, biased to the edges where such kernels break, and the menu of configs."""
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
 from properties.dense_mla.case import DenseCase, DenseConfig
-from properties.drawing import around, codes, pick, values
+from properties.drawing import any_row, around, codes, pick, values
 from properties.menus import Row, pairwise
 from properties.values import Values
 
@@ -94,29 +95,16 @@ MENU: tuple[DenseConfig, ...] = (_PAIRS[0], LONG, *_PAIRS[1:])
 
 def configs() -> st.SearchStrategy[DenseConfig]:
     """Any config of the full product of OPTIONS."""
-    row = st.fixed_dictionaries({name: st.sampled_from(menu) for name, menu in OPTIONS.items()})
-    return row.filter(valid).map(build)
+    return any_row(OPTIONS, valid).map(build)
 
 
-WIDE = DenseConfig(
-    q_dtype="bf16",
-    kv_dtype="bf16",
+WIDE = dataclasses.replace(
+    LONG,
     heads=64,
-    kv_lora_rank=32,
-    rope=8,
     tokens=192,
-    sequences=2,
     page_size=32,
     pages_a_sequence=6,
     pool=14,
-    sm_scale=0.11,
-    sliding_window=None,
-    soft_cap=None,
-    mask_value=None,
-    q_scale=None,
-    k_scale=None,
-    v_scale=None,
-    chunk_prefill_size=None,
     num_kv_pages_per_block=2,
     num_queries_per_block=16,
 )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from properties.drawing import around, codes, pick, values
+from properties.drawing import any_row, around, codes, pick, values
 from properties.menus import Row, pairwise
 from properties.sparse_mla.case import SparseCase, SparseConfig
 from properties.values import Values
@@ -92,8 +92,7 @@ MENU: tuple[SparseConfig, ...] = (_PAIRS[0], MANY_STEPS, *_PAIRS[1:])
 
 def configs() -> st.SearchStrategy[SparseConfig]:
     """Any config of the full product of OPTIONS."""
-    row = st.fixed_dictionaries({name: st.sampled_from(values) for name, values in OPTIONS.items()})
-    return row.filter(valid).map(build)
+    return any_row(OPTIONS, valid).map(build)
 
 
 WIDE = SparseConfig(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from properties.drawing import around, codes, pick, values
+from properties.drawing import any_row, around, codes, pick, values
 from properties.menus import Row, pairwise
 from properties.sparse_mla.strategies import units_of_query
 from properties.sparse_prefill.case import PrefillCase, PrefillConfig
@@ -59,8 +59,7 @@ MENU: tuple[PrefillConfig, ...] = tuple(build(row) for row in pairwise(GATE_OPTI
 
 def configs() -> st.SearchStrategy[PrefillConfig]:
     """Any config of the full product of OPTIONS."""
-    row = st.fixed_dictionaries({name: st.sampled_from(menu) for name, menu in OPTIONS.items()})
-    return row.filter(valid).map(build)
+    return any_row(OPTIONS, valid).map(build)
 
 
 @st.composite
