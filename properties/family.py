@@ -1,7 +1,8 @@
 """What is particular to one kind of case: its menu, strategies, oracle, and its words for a failure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from hypothesis.strategies import SearchStrategy
@@ -30,5 +31,7 @@ class Family:
     expect: Callable[[Inputs], Expected]
     explain: Callable[[Case, Inputs, np.ndarray, Verdict], str]
     """Where the worst element of a failed output lies, and which key would explain it."""
+    simpler: Callable[[Any], Iterator[Case]] = lambda case: iter(())
+    """Cases a little smaller than one that failed, where Hypothesis can't find them from what it drew."""
     wide: Config | None = None
     """A config of thousands of short rows (query and head), for what only many together show."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from hypothesis import given, seed
 from hypothesis import strategies as st
@@ -48,6 +48,24 @@ def minimize(record: Record, first: Discrepancy, hold: Callable[[Case], None], s
     finally:
         engine.MAX_SHRINKING_SECONDS = limit
     return best
+
+
+def simplify(found: Discrepancy, hold: Callable[[Case], None], seconds: float) -> Discrepancy:
+    """The failure of `found`'s kind that is left when no case which its family calls simpler fails within `seconds`."""
+    end = time.monotonic() + seconds
+    candidates = _simpler(found)
+    while time.monotonic() < end and (case := next(candidates, None)):
+        try:
+            hold(case)
+        except Discrepancy as smaller:
+            if smaller.finding.kind == found.finding.kind:
+                found, candidates = smaller, _simpler(smaller)
+    return found
+
+
+def _simpler(failure: Discrepancy) -> Iterator[Case]:
+    case = Record.from_json(failure.finding.case, CASES).case
+    return FAMILIES[case.family].simpler(case)
 
 
 def _size(failure: Discrepancy) -> tuple[int, int]:

@@ -121,6 +121,18 @@ class Differential:
             determinism.configure(item.obj, key, examples, None, not self.options.no_shrink)
 
     @pytest.hookimpl(wrapper=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Iterator[object]:
+        """Let a family make what it found simpler than Hypothesis could."""
+        station = _station(pyfuncitem)
+        try:
+            return (yield)
+        except Exception as error:
+            found = _discrepancy(error)
+            if found is None or station is None or station.case or self.options.no_shrink:
+                raise
+            raise self.session.simplify(station, found) from None
+
+    @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo) -> Iterator[pytest.TestReport]:
         """Attach counts and finding to the report, and let a finding speak for itself."""
         report = yield

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from properties.backends import Backend
 from properties.case import Case, Record
+from properties.determinism import SHRINK_SECONDS
 from properties.families import FAMILIES
 from properties.findings import Discrepancy, Unsupported
 from properties.flight import Flight
-from properties.minimize import minimize
+from properties.minimize import minimize, simplify
 from properties.subjects import Subject
 from properties.trial import Tally, Trial
 
@@ -55,6 +56,10 @@ class Session:
                 raise
             record = Record(station.case, station.property.name, station.backend)
             raise minimize(record, found, hold, shrink_seconds) from None
+
+    def simplify(self, station: Station, found: Discrepancy) -> Discrepancy:
+        """The failure that Hypothesis shrank to, made smaller by what its family knows."""
+        return simplify(found, lambda case: self.hold(station.property, case, station.backend), SHRINK_SECONDS)
 
     def hold(self, prop: Property, case: Case, backend: str) -> None:
         """Hold one property against one case.

@@ -6,7 +6,7 @@ import numpy as np
 
 from properties import bits
 from properties.serving.batch import Batch
-from properties.serving.case import ServingCase, SparseServingCase
+from properties.serving.case import ServingCase, SparseServingCase, Step
 from properties.serving.engine import Engine
 from properties.serving.ledger import Ledger, Span, Taken
 from properties.trial import Trial
@@ -37,13 +37,20 @@ class Server:
     def take(self, number: int, trial: Trial) -> None:
         """Take step `number` and check what it left."""
         step = self._case.steps[number]
-        taken, freed = self._ledger.take(step), self._engine.take(step)
+        taken, freed = self._ledger.take(step), self._drive(step, trial)
         self._poison(number, taken, freed)
         self._check_owners(trial)
         if taken.spans:
             self._run(Batch(self._case, number, taken.spans), trial)
         for name, want in self._model.items():
             trial.same_bits(bits.unsigned_view(self._caches[name]), bits.unsigned_view(want), "cache", f"pool {name}")
+
+    def _drive(self, step: Step, trial: Trial) -> list[int]:
+        """Let the engine take the step; returns the pages that it frees."""
+        try:
+            return self._engine.take(step)
+        except (LookupError, ValueError) as error:
+            trial.fail("crash", f"engine: {type(error).__name__}: {error}")
 
     def _poison(self, number: int, taken: Taken, freed: list[int]) -> None:
         """Let nothing of a freed page be left, in the engine's pool and, by its own account, in the model's."""
