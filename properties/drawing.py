@@ -34,5 +34,5 @@ def around(*edges: int, low: int, high: int) -> list[int]:
 
 
 def pick(edges: Sequence[int], others: Sequence[int], code: int) -> int:
-    """The value that a byte stands for: an edge for the lower 96 codes, any of `others` for the rest."""
-    return edges[code % len(edges)] if code < 96 or not others else others[(code - 96) % len(others)]
+    """The value that a byte stands for: an edge for the lower 96 codes, the rest spread over `others`."""
+    return edges[code % len(edges)] if code < 96 or not others else others[(code - 96) * len(others) // 160]

@@ -33,5 +33,3 @@ class Family:
     """Where the worst element of a failed output lies, and which key would explain it."""
     simpler: Callable[[Any], Iterator[Case]] = lambda case: iter(())
     """Cases a little smaller than one that failed, where Hypothesis can't find them from what it drew."""
-    wide: Config | None = None
-    """A config of thousands of short rows (query and head), for what only many together show."""

@@ -23,8 +23,8 @@ class Plan:
     """Every `stride`-th config of the menu."""
     share: float = 1.0
     """Cases a config, as a share of --examples."""
-    wide: bool = False
-    """On the family's wide config, and no other."""
+    only: Config | None = None
+    """Run this config alone, instead of a menu's."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Property:
             plan, family = self.plans[backend], FAMILIES[self.family]
             menu = family.menu + family.serving_menu if backend == aot.BACKEND else family.menu
             chosen = menu if configs is None else configs
-            for config in [family.wide] if plan.wide else chosen[:: plan.stride]:
+            for config in [plan.only] if plan.only else chosen[:: plan.stride]:
                 yield Station(self, backend, config, plan.share)
 
 

@@ -8,6 +8,7 @@ from properties import bits
 from properties.case import Inputs
 from properties.dense_mla.case import DenseCase
 from properties.dense_mla.refusals import bad_cache_writes, bad_static_calls, bad_values
+from properties.dense_mla.strategies import LONG, WIDE
 from properties.stations import Plan, compiles, differential
 from properties.trial import Trial
 
@@ -29,7 +30,14 @@ def test_equals_the_oracle(case: DenseCase, trial: Trial) -> None:
     judge(case, trial, inputs, trial.run(inputs))
 
 
-@differential("dense_mla", ATTENTION, interpret=Plan(share=0.1, wide=True))
+@differential("dense_mla", ATTENTION, interpret=Plan(share=0.3, only=LONG))
+def test_long_histories_equal_the_oracle(case: DenseCase, trial: Trial) -> None:
+    """The same where positions need more than 16 bits."""
+    inputs = trial.inputs()
+    judge(case, trial, inputs, trial.run(inputs))
+
+
+@differential("dense_mla", ATTENTION, interpret=Plan(share=0.1, only=WIDE))
 def test_errors_have_no_bias(case: DenseCase, trial: Trial) -> None:
     """Errors lean to no side: cutting instead of rounding stays within the bound of every element, but adds up."""
     inputs = dataclasses.replace(case, values=dataclasses.replace(case.values, mode="positive")).inputs()

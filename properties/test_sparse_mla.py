@@ -8,6 +8,7 @@ from properties import bits
 from properties.case import Inputs
 from properties.sparse_mla.case import SparseCase
 from properties.sparse_mla.refusals import bad_calls
+from properties.sparse_mla.strategies import WIDE
 from properties.stations import Plan, compiles, differential
 from properties.trial import Trial
 
@@ -31,7 +32,7 @@ def test_equals_the_oracle(case: SparseCase, trial: Trial) -> None:
         trial.fail("cache", "an input was written")
 
 
-@differential("sparse_mla", ATTENTION, interpret=Plan(share=0.1, wide=True))
+@differential("sparse_mla", ATTENTION, interpret=Plan(share=0.1, only=WIDE))
 def test_errors_have_no_bias(case: SparseCase, trial: Trial) -> None:
     """Errors lean to no side: cutting instead of rounding stays within the bound of every element, but adds up."""
     inputs = dataclasses.replace(case, values=dataclasses.replace(case.values, mode="positive")).inputs()

@@ -3,6 +3,6 @@
 from properties.family import Family
 from properties.sparse_mla.case import SparseCase
 from properties.sparse_mla.judging import expect, explain
-from properties.sparse_mla.strategies import MENU, SERVING_MENU, WIDE, blank, cases, configs
+from properties.sparse_mla.strategies import MENU, SERVING_MENU, blank, cases, configs
 
-FAMILY = Family(SparseCase, MENU, SERVING_MENU, configs, cases, blank, expect, explain, WIDE)
+FAMILY = Family(SparseCase, MENU, SERVING_MENU, configs, cases, blank, expect, explain)

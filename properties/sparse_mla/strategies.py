@@ -112,7 +112,7 @@ WIDE = SparseConfig(
     requests=0,
     sm_scale=0.11,
 )
-"""See `Family.wide`."""
+"""Thousands of short rows (query and head), for what only many together show."""
 
 
 @st.composite
