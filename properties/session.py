@@ -55,7 +55,7 @@ class Session:
             if not shrink_seconds:
                 raise
             record = Record(station.case, station.property.name, station.backend)
-            raise minimize(record, found, hold, shrink_seconds) from None
+            raise self.simplify(station, minimize(record, found, hold, shrink_seconds)) from None
 
     def simplify(self, station: Station, found: Discrepancy) -> Discrepancy:
         """The failure that Hypothesis shrank to, made smaller by what its family knows."""

@@ -48,7 +48,7 @@ class Property:
         """What `backend` runs of this property, on `configs` (default: its family's menus)."""
         if backend in self.plans:
             plan, family = self.plans[backend], FAMILIES[self.family]
-            menu = family.menu + family.serving_menu if backend == aot.BACKEND else family.menu
+            menu = family.serving_menu + family.menu if backend == aot.BACKEND else family.menu
             chosen = menu if configs is None else configs
             for config in [plan.only] if plan.only else chosen[:: plan.stride]:
                 yield Station(self, backend, config, plan.share)
