@@ -132,7 +132,7 @@ def test_tuning_changes_speed_only(case: DenseCase, trial: Trial) -> None:
     So does debugging, whose messages pytest keeps.
     """
     inputs = trial.inputs()
-    for pages, queries, debug in ((1, 1, None), (None, None, True)):
+    for pages, queries, debug in ((1, 1, True), (None, None, None)):
         options = {"num_kv_pages_per_block": pages, "num_queries_per_block": queries, "debug_mode": debug}
         outputs = trial.run(inputs.with_options(options | {"chunk_prefill_size": None}))
         judge(case, trial, inputs, outputs, f"blocks of {queries} queries, {pages} pages:")
