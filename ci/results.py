@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from properties.case import SCHEMA
+from properties.families import FAMILIES
 from properties.plugin import FINDING, RESULT
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "numpy", "ml_dtypes", "hypothesis", "pytest", "pytest-xdist")
@@ -17,7 +18,7 @@ PACKAGES = ("jax", "jaxlib", "libtpu", "numpy", "ml_dtypes", "hypothesis", "pyte
 
 @dataclass
 class Row:
-    """One line of the table: a kernel on a backend."""
+    """One line of the table: a family of cases on a backend."""
 
     configs: set[str] = field(default_factory=set)
     cases: int = 0
@@ -26,10 +27,11 @@ class Row:
     seconds: float = 0.0
     worst_ratio: float = 0.0
 
-    def plain(self, kernel: str, subject: str, backend: str) -> dict:
+    def plain(self, family: str, subject: str, backend: str) -> dict:
         """The row as the gate's JSON lists it."""
         return {
-            "kernel": kernel,
+            "kernel": FAMILIES[family].case.kernel,
+            "family": family,
             "subject": subject,
             "backend": backend,
             "configs": len(self.configs),
@@ -68,13 +70,14 @@ class Results:
             if any(_sort(finding) == _sort(known) for known in self.findings):
                 report.longrepr = f"{finding['kind'].upper()} again: {finding['summary']}\nrepro: {finding['repro']}"
             self.findings.append(finding)
+            family = json.loads(finding["case"])["family"]
             subject = result["subject"] if result else self._subject_of(finding["kernel"])
-            self._rows[finding["kernel"], subject, finding["backend"]].failures += 1
+            self._rows[family, subject, finding["backend"]].failures += 1
         elif report.failed:
             self.errors.append(report.nodeid)
 
     def _count(self, result: dict) -> None:
-        row = self._rows[result["kernel"], result["subject"], result["backend"]]
+        row = self._rows[result["family"], result["subject"], result["backend"]]
         if result["cases"]:
             row.configs.add(result["config"])
         row.cases += result["cases"]
@@ -87,8 +90,12 @@ class Results:
         return next((subject for known, subject, _ in self._rows if known == kernel), f"kernels.{kernel}")
 
     def rows(self) -> list[dict]:
-        """The table's rows, by kernel and backend."""
-        return [row.plain(*key) for key, row in sorted(self._rows.items())]
+        """The table's rows, a kernel's attention before what is built on it."""
+        order = list(FAMILIES)
+        return [
+            row.plain(*key)
+            for key, row in sorted(self._rows.items(), key=lambda item: (order.index(item[0][0]), item[0]))
+        ]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the table."""

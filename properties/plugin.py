@@ -162,6 +162,7 @@ class Differential:
         tally = self.session.tally
         return {
             "kernel": station.property.kernel,
+            "family": station.property.family,
             "subject": self.subjects[station.property.kernel].name,
             "backend": station.backend,
             "property": station.property.name,

@@ -18,7 +18,7 @@ RECOMPILES = Plan(stride=8, share=0.3)
 """For properties that compare two configs: each costs another compile."""
 
 
-@differential("sparse_mla", ATTENTION, interpret=Plan(), tpu_interpret=Plan(stride=3, share=0.1))
+@differential("sparse_mla", ATTENTION, interpret=Plan(), tpu_interpret=Plan(stride=2, share=0.1))
 def test_equals_the_oracle(case: SparseCase, trial: Trial) -> None:
     """Every element lies within the oracle's bound of the oracle's value, and the inputs stay as they were."""
     inputs = trial.inputs()

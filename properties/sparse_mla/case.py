@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from oracles.paging import align, packing
 
+from oracles.paging import align, packing
 from properties import bits
 from properties.case import Inputs, abstract_array
 from properties.values import Values
