@@ -56,15 +56,15 @@ def padded_row(row: np.ndarray, width: int) -> np.ndarray:
 
 def decode(patterns: np.ndarray, dtype: DTypeLike) -> np.ndarray:
     """float64 values of the bit patterns (unsigned, any shape) of `dtype`, exactly."""
-    if patterns.dtype.itemsize == 4:
-        with np.errstate(invalid="ignore"):  # signalling NaNs, which unowned memory may hold
-            return patterns.view(np.float32).astype(np.float64)
-    return _table(np.dtype(dtype))[patterns]
+    if patterns.dtype.itemsize == 1:
+        return _table(np.dtype(dtype))[patterns]
+    if np.dtype(dtype).name == "bfloat16":  # the upper half of a float32
+        patterns = np.left_shift(patterns, 16, dtype=np.uint32)
+    with np.errstate(invalid="ignore"):  # signalling NaNs, which unowned memory may hold
+        return patterns.view(np.float32).astype(np.float64)
 
 
 @cache
 def _table(dtype: np.dtype) -> np.ndarray:
-    """float64 value of each of the bit patterns of an 8- or 16-bit `dtype`."""
-    patterns = np.arange(2 ** (8 * dtype.itemsize)).astype(f"u{dtype.itemsize}")
-    with np.errstate(invalid="ignore"):
-        return patterns.view(dtype).astype(np.float64)
+    """float64 value of each of the bit patterns of an 8-bit `dtype`."""
+    return np.arange(256).astype(np.uint8).view(dtype).astype(np.float64)

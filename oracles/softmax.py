@@ -108,12 +108,12 @@ def softmax_attention(
     deviation = np.sqrt(_central(mean, mean, mean_square, 1.0, count))
     moved = _central(mean, moments[..., heads:, :width], moments[..., heads:, width:], total_change, count)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        drift = np.sqrt(total_change * moved) / floor
-        reweighted = drift + total_change * deviation / floor
+        drift = np.sqrt(total_change / floor**2 * moved)
+        reweighted = drift + total_change / floor * deviation
     spread, size = deviation + reweighted, weights @ np.abs(values) + reweighted
     _bound_by_hull(drift, spread, size, mean, weights, change, floor, values)
     length = np.count_nonzero(present, axis=-1)[..., None, None]
-    flushed = np.sqrt(length * squares.sum(axis=-2)[..., None, :]) + length * (np.abs(mean) + 2) + 2
+    flushed = np.sqrt(length * squares.sum(axis=-2, keepdims=True)) + 2 * length + 2 + length * np.abs(mean)
     bound = drift + _sums(spread, size, drift, count, precision) + SMALLEST_NORMAL * flushed
     expected, bound = value_scale * mean, abs(value_scale) * bound
     bound += precision.output * (np.abs(expected) + bound) + SMALLEST_NORMAL
@@ -180,7 +180,8 @@ def _sums(
     """Steps 6 and 7: what casting the weights and summing them adds to the drift."""
     cast = precision.probability
     kappa = gamma(4 * count + 16, precision.accumulation) + precision.dot + 2 * precision.elementary
-    return cast * np.maximum(size, (spread + drift) / (1 - cast)) + kappa * (1 + cast) * size
+    summed = kappa * (1 + cast) * size
+    return summed + cast * np.maximum(size, (spread + drift) / (1 - cast)) if cast else summed
 
 
 def _bound_by_hull(
