@@ -1,5 +1,6 @@
 """pytest's side of the harness: options, seeds and settings of each item, and the report of a failure."""
 
+import functools
 import os
 
 import pytest
@@ -42,19 +43,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Check the options and load the subjects, before anything is collected."""
     config.addinivalue_line("markers", "differential: a property, held against kernel, backend and oracle")
-    backends = config.option.backend = config.option.backend or list(DEFAULT_BACKENDS)
-    if "tpu" not in backends:
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # or JAX looks for a TPU as soon as libtpu is installed
+    config.option.backend = config.option.backend or list(DEFAULT_BACKENDS)
+    os.environ["JAX_PLATFORMS"] = "cpu"  # or JAX takes the TPU, which the backend tpu leaves to one process
+    plant = None
     if config.option.mutant:
         from ci.mutants import planting
 
+        plant = functools.partial(planting.plant, config.option.mutant)
         try:
-            planting.plant(config.option.mutant)
+            plant()
         except planting.MutantError as error:
             raise pytest.UsageError(str(error)) from None
     from properties import plugin, sharing
 
-    differential = plugin.Differential(config)
+    differential = plugin.Differential(config, plant)
     config.pluginmanager.register(differential, "differential")
     if hasattr(config, "workerinput"):
         return

@@ -22,6 +22,7 @@ from ci.gate import QUIET, ROOT, positive
 from ci.journal import DISK_FULL, Journal
 from ci.night import Night, NightError, device, lock
 from ci.results import versions
+from properties.backends import chips
 
 CONFIGS = 4
 """Configs a family and round: a compile each, some minutes a round."""
@@ -62,11 +63,7 @@ def parser() -> argparse.ArgumentParser:
     add("--backend", action="append", help="default: tpu on a TPU host, else interpret and tpu-interpret")
     add("--out", type=Path, metavar="DIR", help="default: .failures/TIME")
     add("--resume", type=Path, metavar="DIR", help="go on with the run in DIR: its options, new rounds")
-    add(
-        "--workers",
-        type=positive,
-        help="worker processes (default: one a core; 1 on a TPU, whose chip one process owns)",
-    )
+    add("--workers", type=positive, help="worker processes (default: one a core)")
     add("--seed", type=int, help="default: drawn, and printed")
     add("--shard", type=_shard, metavar="I/N", help="which of N runs with one seed this is, from 1 (default 1/1)")
     add("--example-database", metavar="WHERE", help="share failures through a folder, redis://... or github:OWNER/REPO")
@@ -115,9 +112,9 @@ def _begin(options: argparse.Namespace) -> tuple[Night, int]:
     if (folder / "events.jsonl").exists():
         raise NightError(f"{folder}: holds a run already: --resume {folder} goes on with it")
     kept = {name: getattr(options, name) for name in KEPT}
-    kept["backend"] = kept["backend"] or (["tpu"] if _tpu_chips() else ["interpret", "tpu-interpret"])
+    kept["backend"] = kept["backend"] or (["tpu"] if chips() else ["interpret", "tpu-interpret"])
     kept["shard"] = kept["shard"] or "1/1"
-    kept["workers"] = kept["workers"] or (1 if "tpu" in kept["backend"] else os.cpu_count() or 1)
+    kept["workers"] = kept["workers"] or os.cpu_count() or 1
     seed = secrets.randbelow(2**32) if options.seed is None else options.seed
     started = datetime.now(UTC).isoformat(timespec="seconds")
     head = {"options": kept, "seed": seed, "versions": versions(), "device": device(), "started": started}
@@ -136,12 +133,6 @@ def _resume(options: argparse.Namespace) -> tuple[Night, int]:
     night = Night.load(folder)
     night.state, night.head["versions"] = "running", versions()
     return night, held
-
-
-def _tpu_chips() -> int:
-    from jax._src import hardware_utils  # looks at the PCI bus; asking JAX for devices would take the chip
-
-    return hardware_utils.num_available_tpu_chips_and_device_id()[0]
 
 
 def _rounds(night: Night, held: int, deadline: float) -> int:

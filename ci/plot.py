@@ -71,7 +71,7 @@ def evidence(record: Record, subject: Subject) -> Evidence:
     inputs = record.case.inputs()
     backend = backends.RUNNERS.get(record.backend or "interpret", backends.Interpret)()
     try:
-        outputs = backend.run(subject.function(inputs.entry), inputs)
+        outputs = backend.run(subject, inputs)
     except Exception as error:
         raise PlotError(
             f"no picture: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

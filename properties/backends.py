@@ -7,11 +7,12 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
+from jax._src import hardware_utils
 from jax.experimental.pallas import tpu as pltpu
 
 from properties import strict_interpret
 from properties.case import Inputs
-from properties.subjects import takes_interpret
+from properties.subjects import Subject, takes_interpret
 
 Outputs = tuple[np.ndarray, ...]
 
@@ -29,14 +30,20 @@ class Backend(Protocol):
 
     name: str
 
-    def run(self, function: Callable, inputs: Inputs) -> Outputs:
-        """Call `function` on `inputs` and wait for its outputs.
+    def run(self, subject: Subject, inputs: Inputs) -> Outputs:
+        """Call the subject's entry point on `inputs` and wait for its outputs.
 
         Raises:
             strict_interpret.Violation: a race, a read out of bounds, a deadlock.
-            findings.Unsupported: the backend can't run this call.
+            strict_interpret.Unsupported: the backend can't run this call.
+            subjects.NotProvidedError: the subject lacks the entry point.
         """
         ...
+
+
+def chips() -> int:
+    """How many TPU chips this machine has. Asking JAX for its devices would take them."""
+    return hardware_utils.num_available_tpu_chips_and_device_id()[0]
 
 
 class BackendError(Exception):
@@ -48,9 +55,9 @@ class Interpret:
 
     name = "interpret"
 
-    def run(self, function: Callable, inputs: Inputs) -> Outputs:
+    def run(self, subject: Subject, inputs: Inputs) -> Outputs:
         """See `Backend`."""
-        return _call(function, inputs, True)
+        return _call(subject, inputs, True)
 
 
 class TpuInterpret:
@@ -58,9 +65,9 @@ class TpuInterpret:
 
     name = "tpu-interpret"
 
-    def run(self, function: Callable, inputs: Inputs) -> Outputs:
+    def run(self, subject: Subject, inputs: Inputs) -> Outputs:
         """See `Backend`. Copies run when waited for, then as soon as they start."""
-        call = functools.partial(_call, function, inputs, strict_interpret.params())
+        call = functools.partial(_call, subject, inputs, strict_interpret.params())
         late, eager = (strict_interpret.run_strict(call, dma=dma) for dma in ("on_wait", "eager"))
         for number, (one, other) in enumerate(zip(late, eager, strict=True)):
             if one.tobytes() != other.tobytes():
@@ -70,31 +77,35 @@ class TpuInterpret:
 
 
 class Tpu:
-    """The compiled kernel on this host's TPU."""
+    """The compiled kernel on this host's TPU, which is this process's own from then on."""
 
     name = "tpu"
 
     def __init__(self) -> None:
-        """Find a TPU.
+        """Take the TPU.
 
         Raises:
-            BackendError: there is none.
+            BackendError: there is none, or another process has it.
         """
+        if not chips():
+            raise BackendError("backend tpu: this machine has no TPU (interpret and tpu-interpret need none)")
+        jax.config.update("jax_platforms", "tpu,cpu")
         try:
             jax.devices("tpu")
-        except RuntimeError:
-            raise BackendError("backend tpu: this machine has no TPU (interpret and tpu-interpret need none)") from None
+        except RuntimeError as error:
+            raise BackendError(f"backend tpu: {str(error).splitlines()[0]}") from None
 
-    def run(self, function: Callable, inputs: Inputs) -> Outputs:
+    def run(self, subject: Subject, inputs: Inputs) -> Outputs:
         """See `Backend`."""
-        return _call(function, inputs, False)
+        return _call(subject, inputs, False)
 
 
 RUNNERS: dict[str, Callable[[], Backend]] = {"interpret": Interpret, "tpu-interpret": TpuInterpret, "tpu": Tpu}
 """Backends that run a call; `compile` (properties.aot) only compiles it."""
 
 
-def _call(function: Callable, inputs: Inputs, mode: Any) -> Outputs:
+def _call(subject: Subject, inputs: Inputs, mode: Any) -> Outputs:
+    function = subject.function(inputs.entry)
     options = tuple(inputs.options.items())
     compiled = _compiled(function, mode, options, tuple(inputs.args), tuple(inputs.kwargs))
     outputs = compiled(*inputs.args.values(), **inputs.kwargs)

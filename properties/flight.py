@@ -26,11 +26,19 @@ class Flight:
     def carrying(self, record: Record, choose: str) -> Iterator[None]:
         """Around one call of the kernel; `choose` are the arguments that choose its subject."""
         self._case.write_text(f"{choose}\n{record.to_json()}")
-        faulthandler.dump_traceback_later(self._limit, exit=True, file=self._stacks)
+        self.start_clock()
         try:
             yield
         finally:
-            faulthandler.cancel_dump_traceback_later()
+            self.stop_clock()
+
+    def start_clock(self) -> None:
+        """The time limit counts from now."""
+        faulthandler.dump_traceback_later(self._limit, exit=True, file=self._stacks)
+
+    def stop_clock(self) -> None:
+        """No time limit for now."""
+        faulthandler.cancel_dump_traceback_later()
 
 
 def wreck(folder: Path, worker: str) -> tuple[str, str, str] | None:

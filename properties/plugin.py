@@ -6,13 +6,13 @@ import gc
 import resource
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from properties import aot, backends, determinism, findings, flight, session, sharing, subjects
+from properties import aot, backends, chip, determinism, findings, flight, session, sharing, subjects
 from properties.case import Config, Record, to_plain
 from properties.families import CASES, FAMILIES
 from properties.reports import FINDING, RESULT
@@ -21,6 +21,9 @@ from properties.stations import Property, Station, replays
 FLIGHT = "ragged_oracle_flight"
 """Name under which a worker of xdist is told the folder of the cases in flight."""
 
+CHIP = "ragged_oracle_chip"
+"""Name under which it is told the address of the process that owns the TPU."""
+
 NOT_PROVIDED = "not provided"
 """How the reason of a skip begins when the subject lacks what the property needs."""
 
@@ -28,23 +31,32 @@ NOT_PROVIDED = "not provided"
 class Differential:
     """The hooks, for one pytest process: the controller of xdist or one of its workers."""
 
-    def __init__(self, config: pytest.Config) -> None:
+    def __init__(self, config: pytest.Config, plant: Callable[[], object] | None = None) -> None:
         """Check what the user asked for.
+
+        Args:
+            config: pytest's.
+            plant: has planted the fault of --mutant in this process, and can in another.
 
         Raises:
             pytest.UsageError: unknown kernel, backend or subject, or one that this machine can't offer.
         """
         self.options = config.option
-        try:
-            self.subjects = _load_subjects(config.option.kernel, config.option.subject, config.option.mutant)
-            self.backends = {name: _offer(name) for name in config.option.backend}
-        except (subjects.SubjectError, backends.BackendError) as error:
-            raise pytest.UsageError(str(error)) from None
         given = getattr(config, "workerinput", {})
         worker = given.get("workerid", "main")
         folder = given.get(FLIGHT) or config.option.flight or tempfile.mkdtemp(prefix="ragged-oracle-")
         self.flight_folder = Path(folder)
         airborne = flight.Flight(self.flight_folder, worker, config.option.time_limit)
+        load = functools.partial(_load_subjects, config.option.kernel, config.option.subject, config.option.mutant)
+        self.chip: chip.Chip | None = None
+        try:
+            self.subjects = load()
+            if chip.NAME in config.option.backend and not given:
+                self.chip = chip.Chip(functools.partial(_plant_and_load, plant, load), config.option.time_limit)
+            address = self.chip.address if self.chip else given.get(CHIP)
+            self.backends = {name: _offer(name, address, airborne) for name in config.option.backend}
+        except (subjects.SubjectError, backends.BackendError) as error:
+            raise pytest.UsageError(str(error)) from None
         self.session = session.Session(self.subjects, self.backends, airborne)
         if config.option.worker_memory and hasattr(config, "workerinput"):
             limit = int(config.option.worker_memory * 2**30)
@@ -57,8 +69,14 @@ class Differential:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Tell a worker of xdist where this process looks for its case in flight."""
+        """Tell a worker of xdist where this process looks for its case in flight, and where the TPU's owner listens."""
         node.workerinput[FLIGHT] = str(self.flight_folder)
+        node.workerinput[CHIP] = self.chip.address if self.chip else None
+
+    def pytest_unconfigure(self) -> None:
+        """Let go of the TPU."""
+        if self.chip:
+            self.chip.close()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
@@ -206,14 +224,25 @@ def _discrepancy(error: BaseException) -> findings.Discrepancy | None:
     return next((found for found in map(_discrepancy, inner) if found), None)
 
 
-def _offer(name: str) -> backends.Backend | None:
+def _offer(name: str, chip_address: str | None, airborne: flight.Flight) -> backends.Backend | None:
     if name == aot.BACKEND:
         aot.require_libtpu()
         return None
+    if name == chip.NAME:
+        return chip.Remote(chip_address, airborne)
     if name not in backends.RUNNERS:
         known = ", ".join([*backends.RUNNERS, aot.BACKEND])
         raise backends.BackendError(f"unknown backend {name!r}: wanted one of {known}")
     return backends.RUNNERS[name]()
+
+
+def _plant_and_load(
+    plant: Callable[[], object] | None, load: Callable[[], dict[str, subjects.Subject]]
+) -> dict[str, subjects.Subject]:
+    """What the process that owns a TPU does to have the subjects of this one."""
+    if plant:
+        plant()
+    return load()
 
 
 def _load_subjects(kernels: list[str], replaced: list[str], mutant: str | None) -> dict[str, subjects.Subject]:

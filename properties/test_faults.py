@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 from properties import sharing, subjects
 from properties.case import CaseError, Record
+from properties.determinism import draw
 from properties.families import CASES, FAMILIES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -78,20 +80,30 @@ def mla_ragged_paged_attention(*arrays, **options):
 """
 
 
-def drilled() -> list[Record]:
-    """A record for each fault."""
+STAND_IN = """
+import functools
+
+from properties import chip
+
+chip.Chip = functools.partial(chip.Chip, runner="interpret")
+"""
+"""A pytest plugin that puts an interpreter in the place of the TPU."""
+
+
+def drilled(numbers: Iterable[int] = tuple(EXPECTED), backend: str | None = None) -> list[Record]:
+    """A record for each fault, on `backend` or where it shows."""
     family = FAMILIES["dense_mla"]
     blank = family.blank(family.menu[0])
-    backends = {number: "tpu-interpret" if number == 5 else "interpret" for number in EXPECTED}
-    configs = {number: dataclasses.replace(blank.config, sm_scale=float(number)) for number in EXPECTED}
+    backends = {number: backend or ("tpu-interpret" if number == 5 else "interpret") for number in numbers}
+    configs = {number: dataclasses.replace(blank.config, sm_scale=float(number)) for number in numbers}
     cases = {number: dataclasses.replace(blank, config=config) for number, config in configs.items()}
     return [Record(case, "equals_the_oracle", backends[number]) for number, case in cases.items()]
 
 
-def healthy() -> list[Record]:
+def healthy(backend: str = "interpret") -> list[Record]:
     """Records of the other kernel, which must go on."""
     family = FAMILIES["sparse_mla"]
-    return [Record(family.blank(config), "equals_the_oracle", "interpret") for config in family.menu[:2]]
+    return [Record(draw(family.cases(config), 0), "equals_the_oracle", backend) for config in family.menu[:2]]
 
 
 def events(path: Path, kind: str) -> list[dict]:
@@ -106,32 +118,43 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-def test_each_fault_is_one_finding_and_the_other_kernel_goes_on(tmp_path: Path) -> None:
-    """Five subjects' worth of faults in one run, beside healthy cases."""
-    subject = tmp_path / "drill.py"
+def drill(folder: Path, faults: list[Record], others: list[Record], *arguments: str) -> None:
+    """Replay faults beside healthy cases in one run: each fault must become its finding, and no other case one."""
+    subject, journal = folder / "drill.py", folder / "events.jsonl"
     subject.write_text(DRILL)
-    database = DirectoryBasedExampleDatabase(tmp_path / "examples")
-    for kernel, module, records in (("dense_mla", str(subject), drilled()), ("sparse_mla", None, healthy())):
+    database = DirectoryBasedExampleDatabase(folder / "examples")
+    for kernel, module, records in (("dense_mla", str(subject), faults), ("sparse_mla", None, others)):
         key = sharing.key(subjects.load(kernel, module))
         for record in records:
             database.save(key, record.to_json().encode())
-    journal = tmp_path / "events.jsonl"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", "-n", "2"]
     command += ["--max-worker-restart", "100", "--dist", "loadgroup", "--kernel=dense_mla", "--kernel=sparse_mla"]
-    command += [f"--subject=dense_mla={subject}", f"--example-database={tmp_path / 'examples'}", "--time-limit=45"]
-    command += ["--backend=interpret", "--backend=tpu-interpret", "--worker-memory=3", "-p", "ci.journal"]
-    command += [f"--journal={journal}", str(ROOT / "properties" / "test_corpus.py")]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=240)
+    command += [f"--subject=dense_mla={subject}", f"--example-database={folder / 'examples'}", "--time-limit=45"]
+    command += ["-p", "ci.journal", f"--journal={journal}", *arguments, str(ROOT / "properties" / "test_corpus.py")]
+    path = os.pathsep.join((str(ROOT), str(folder)))
+    env = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
     found = [event for event in events(journal, "finding") if event["kernel"] == "dense_mla"]
     seen = {int(json.loads(event["case"])["case"]["config"]["sm_scale"]): event for event in found}
-    assert len(found) == len(seen), done.stdout
-    drill = {number: seen[number] for number in EXPECTED}
-    for number, (kind, words) in EXPECTED.items():
-        assert drill[number]["kind"] == kind
-        assert words in drill[number]["summary"]
+    assert len(found) == len(seen) == len(faults), done.stdout + done.stderr
+    for number, finding in seen.items():
+        kind, words = EXPECTED[number]
+        assert finding["kind"] == kind
+        assert words in finding["summary"]
     sparse = [event for event in events(journal, "station") if event["kernel"] == "sparse_mla"]
-    assert len(sparse) >= len(healthy())
+    assert sum(event["cases"] for event in sparse) >= len(others), done.stdout + done.stderr
     assert not [event for event in events(journal, "finding") if event["kernel"] == "sparse_mla"]
+
+
+def test_each_fault_is_one_finding_and_the_other_kernel_goes_on(tmp_path: Path) -> None:
+    """Five subjects' worth of faults in one run, beside healthy cases."""
+    drill(tmp_path, drilled(), healthy(), "--backend=interpret", "--backend=tpu-interpret", "--worker-memory=3")
+
+
+def test_the_owner_of_the_chip_is_replaced(tmp_path: Path) -> None:
+    """Calls that kill or hang the one process that owns the TPU, or raise in it, are findings; the other calls run."""
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    drill(tmp_path, drilled((1, 2, 3), "tpu"), healthy("tpu"), "--backend=tpu", "-p", "stand_in")
 
 
 @pytest.fixture

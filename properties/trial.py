@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from properties import aot
-from properties.backends import Backend, Outputs
+from properties.backends import Backend, BackendError, Outputs
 from properties.case import Inputs, Record
 from properties.compare import Verdict, first_changed_bit, judge, lean
 from properties.families import FAMILIES
@@ -19,7 +19,7 @@ from properties.findings import Discrepancy, Unsupported, finding
 from properties.flight import Flight
 from properties.strict_interpret import Unsupported as CannotInterpret
 from properties.strict_interpret import Violation
-from properties.subjects import Subject
+from properties.subjects import NotProvidedError, Subject
 
 
 @dataclass
@@ -63,12 +63,14 @@ class Trial:
         Raises:
             Discrepancy: the call raised, raced, read out of bounds or waited for ever.
             Unsupported: the backend can't run it.
+            BackendError: the backend is gone.
             NotProvidedError: the subject lacks the entry point.
         """
-        function = self.subject.function(inputs.entry)
         try:
             with self.flight.carrying(self.record, self.subject.choose), self.tally.timing("kernel"):
-                return self.backend.run(function, inputs)
+                return self.backend.run(self.subject, inputs)
+        except (BackendError, NotProvidedError):
+            raise  # no verdict on the kernel
         except Violation as violation:
             self.fail(violation.kind, str(violation))
         except CannotInterpret as error:
@@ -80,24 +82,25 @@ class Trial:
 
     def refused(self, inputs: Inputs, argument: str, what: str) -> None:
         """Fail unless the call raises a ValueError that names `argument`; `what` says what is wrong with it."""
-        self._refused(lambda function: self.backend.run(function, inputs), inputs, argument, what)
+        self._refused(lambda: self.backend.run(self.subject, inputs), argument, what)
 
     def refused_by_value(self, inputs: Inputs, argument: str, what: str) -> None:
         """As `refused`, but called outside jit, where the values of the arrays are known."""
-        self._refused(lambda function: _call_eagerly(function, inputs), inputs, argument, what)
+        self._refused(lambda: _call_eagerly(self.subject, inputs), argument, what)
 
     def accepted(self, inputs: Inputs) -> None:
         """Fail if the call, outside jit, raises anything."""
         try:
-            _call_eagerly(self.subject.function(inputs.entry), inputs)
+            _call_eagerly(self.subject, inputs)
         except Exception as error:
             self.fail("validation", f"{inputs.entry} refused a valid call: {_one_line(error)}")
 
-    def _refused(self, call: Callable[[Callable], object], inputs: Inputs, argument: str, what: str) -> None:
-        function = self.subject.function(inputs.entry)
+    def _refused(self, call: Callable[[], object], argument: str, what: str) -> None:
         try:
             with self.flight.carrying(self.record, self.subject.choose):
-                call(function)
+                call()
+        except (BackendError, NotProvidedError):
+            raise  # no verdict on the kernel
         except ValueError as error:
             if argument not in str(error):
                 self.fail("validation", f"{what}: the error does not name {argument}: {_one_line(error)}")
@@ -195,8 +198,8 @@ def _headline(verdict: Verdict, size: int) -> str:
     return f"{place}: got {verdict.got:.6g}, want {verdict.want:.6g}, {allowed}"
 
 
-def _call_eagerly(function: Callable, inputs: Inputs) -> object:
-    return function(*inputs.args.values(), **inputs.kwargs, **inputs.options)
+def _call_eagerly(subject: Subject, inputs: Inputs) -> object:
+    return subject.function(inputs.entry)(*inputs.args.values(), **inputs.kwargs, **inputs.options)
 
 
 def _one_line(error: BaseException) -> str:
